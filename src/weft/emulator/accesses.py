@@ -220,9 +220,10 @@ class Accessor:
             self.clock.join(clock)
 
     def publish(self) -> Clock:
-        """What a release hands over."""
+        """What a release hands over: all that is known here, and the own past, which ends there."""
         clock = self.clock.copy()
         clock.learn(self.agent, self.clk)
+        self.clk += 1
         return clock
 
     def complete_stores(self) -> None:

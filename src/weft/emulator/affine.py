@@ -140,7 +140,11 @@ def find_window(
     low, high = bounds(address, zip(steps, shape, strict=True))
     itemsize = dtype.itemsize
     allocation = find(low, high + itemsize, loc)
-    if allocation is None or 0 in steps and _repeats(steps, shape):
+    if (
+        allocation is None
+        or 0 in steps
+        and any(n > 1 for step, n in zip(steps, shape, strict=True) if step == 0)
+    ):
         return None
     offset = address - allocation.address
     if itemsize > 1 and offset % itemsize:
@@ -158,7 +162,3 @@ def find_window(
         cell_steps = (*[step // cell * 4 for step in steps], 4)
         shadow = np.ndarray((*shape, factor), np.int32, allocation.shadow, first_cell, cell_steps)
     return Window(allocation, data, shadow, address, inside)
-
-
-def _repeats(steps: tuple[int, ...], shape: tuple[int, ...]) -> bool:
-    return any(step == 0 and extent > 1 for step, extent in zip(steps, shape, strict=True))

@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import torch
 
@@ -158,7 +159,7 @@ class Arguments:
         address = self._tensor(name, tensor)
         sizes = tuple(int(n) for n in value.shape)
         strides = tuple(int(n) for n in value.strides)
-        dtype = torch_to_numpy(tensor.dtype)
+        dtype = _dtype_of(tensor)
         padding = getattr(value, "padding", "zero")
         yield Descriptor(address, sizes, strides, tuple(value.block_shape), dtype, padding)
         yield from map(np.int32, sizes)
@@ -176,15 +177,8 @@ def _integer(value: int, kind: type) -> Any:
     return np.dtype(f"i{bits // 8}").type(value)
 
 
-def torch_to_numpy(dtype: torch.dtype) -> np.dtype:
-    """The numpy dtype of a torch dtype's elements; those that numpy lacks are ml_dtypes'."""
-    import ml_dtypes
-
-    special = {
-        torch.bfloat16: ml_dtypes.bfloat16,
-        torch.float8_e4m3fn: ml_dtypes.float8_e4m3fn,
-        torch.float8_e5m2: ml_dtypes.float8_e5m2,
-        torch.bool: np.bool_,
-    }
-    known = special.get(dtype)
-    return np.dtype(known if known is not None else str(dtype).removeprefix("torch."))
+def _dtype_of(tensor: torch.Tensor) -> np.dtype:
+    """The numpy dtype of a tensor's elements; those that numpy lacks are ml_dtypes'."""
+    if tensor.dtype is torch.bool:
+        return np.dtype(np.bool_)
+    return np.dtype(getattr(ml_dtypes, name := str(tensor.dtype).removeprefix("torch."), name))

@@ -125,8 +125,7 @@ class Ledger(Watch):
             return
         word = self._word(allocation, cell)
         done = getattr(by, "done", 1)  # a copy engine's signal comes behind its copies
-        is_program = hasattr(by, "done")
-        clk = by.clk - (is_program and release is not None)
+        clk = by.clk - (release is not None)
         launch = 0 if by.work is None else by.work.number
         signal = Signal(by.agent, clk, launch, done, place, before, after, how, release)
         if how == "update":  # somebody gets the old value, and may go by it
@@ -174,7 +173,7 @@ class Ledger(Watch):
         word = self._word(allocation, cell)
         self._remember(self._takes, self.agents.stream[by.agent], by, word, place, Scope.SYSTEM)
         self._look(word)
-        take = Signal(by.agent, by.clk, by.work.number, 1, place, 1, 0, "take", Scope.SYSTEM)
+        take = Signal(by.agent, by.clk - 1, by.work.number, 1, place, 1, 0, "take", Scope.SYSTEM)
         if word.last is not None and self.agents.identity[word.last.agent].rank != by.rank:
             self._file(
                 "unbounded wait",

@@ -91,10 +91,6 @@ def _wrapped(value: int, dtype: np.dtype):
     return dtype.type(value - (1 << bits) if value >> (bits - 1) else value)
 
 
-def ceildivsi(a, b):
-    return -((-a) // b)
-
-
 def mulhiui(a, b):
     """The upper half of the product of two unsigned integers."""
     dtype = a.dtype
@@ -198,11 +194,6 @@ def special(name: str, a):
     return exact.astype(a.dtype)[()]
 
 
-def exponent(a):
-    """floor(log2(|a|)), of denormal numbers too."""
-    return np.frexp(a)[1] - 1
-
-
 def rsqrt(a):
     return a.dtype.type(1) / np.sqrt(a)
 
@@ -212,16 +203,6 @@ def round_away(a):
     whole = np.trunc(a)
     half = a.dtype.type(0.5)
     return whole + np.copysign((np.abs(a - whole) >= half).astype(a.dtype), a)
-
-
-def clampf(a, low, high):
-    """fmin(fmax(a, low), high): a NaN becomes a bound."""
-    return np.fmin(np.fmax(a, low), high)
-
-
-def clampf_nan(a, low, high):
-    """The clamp in which a NaN stays (propagateNan = all)."""
-    return np.minimum(np.maximum(a, low), high)
 
 
 # ---------------------------------------------------------------------------------------------

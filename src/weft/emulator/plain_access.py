@@ -119,11 +119,9 @@ class PlainAccess(Accessor):
         super().learn(clocks)
 
     def publish(self) -> Clock:
-        """What a release hands over: all that this program knows, and its own past."""
         clock = super().publish()
         if self.async_done >= 0:
             clock.learn(self.async_agent, self.async_done)
-        self.clk += 1
         self.done += self._did_something
         self._did_something = False
         self.segments.clear()

@@ -10,6 +10,7 @@ alive, and takes whatever lies at its addresses when it is replayed.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -43,7 +44,8 @@ class Recording:
         self.number = context.num_recordings
         self.root = context.stream.name
         self.place = user_place()
-        self.steps: list[tuple[str, MakeWork | _Point | _Wait]] = []
+        # The stream of each work, and how to make it with the events of a replay.
+        self.steps: list[tuple[str, Callable[[dict[int, Event]], Work]]] = []
         self.branches: dict[str, _Branch] = {self.root: _Branch()}
         self.finished = False
         self.results: list[Any] = []
@@ -67,7 +69,7 @@ class Recording:
         branch = self._branch(stream)
         branch.length += 1
         branch.knows[stream.name] = branch.length
-        self.steps.append((stream.name, make))
+        self.steps.append((stream.name, lambda events: make()))
 
     def holds(self, stream: Stream) -> bool:
         """Is the stream a part of this recording so far?"""
@@ -85,9 +87,11 @@ class Recording:
         target = self.branches.setdefault(later.name, _Branch())
         for name, length in source.knows.items():
             target.knows[name] = max(target.knows.get(name, 0), length)
-        point = _Point(user_place())
-        self.steps.append((earlier.name, point))
-        self.steps.append((later.name, _Wait(point)))
+        place, number = user_place(), len(self.steps)
+        self.steps += [
+            (earlier.name, lambda events: EventRecord(events[number], place=place)),
+            (later.name, lambda events: EventWait(events[number], place=place)),
+        ]
 
     def _branch(self, stream: Stream) -> _Branch:
         branch = self.branches.get(stream.name)
@@ -130,16 +134,9 @@ class Recording:
             for name in self.branches
         }
         streams[self.root] = context.stream
-        events: dict[_Point, Event] = {}
-        for name, step in self.steps:
-            if isinstance(step, _Point):
-                events[step] = Event()
-                work: Work = EventRecord(events[step], place=step.place)
-            elif isinstance(step, _Wait):
-                work = EventWait(events[step.point], place=step.point.place)
-            else:
-                work = step()
-            streams[name].enqueue(self.placed(work))
+        events: dict[int, Event] = defaultdict(Event)
+        for name, make in self.steps:
+            streams[name].enqueue(self.placed(make(events)))
 
 
 class LaunchRecording(Recording):
@@ -228,18 +225,6 @@ class TorchWork(Work):
         with torch.no_grad():
             self.call(Actor.of_work(self, "torch"), self)
         self.stream.finished(self)
-
-
-class _Point:
-    """A moment of one branch for which another branch waits."""
-
-    def __init__(self, place: Place) -> None:
-        self.place = place
-
-
-@dataclass(frozen=True)
-class _Wait:
-    point: _Point
 
 
 def _written(manner: Any, args: tuple, kwargs: dict) -> list[torch.Tensor]:

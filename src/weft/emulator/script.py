@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from types import CodeType, ModuleType, TracebackType
@@ -150,13 +151,12 @@ def finding_of(error: BaseException, rank: int | None) -> Finding:
 def _place_of(trace: TracebackType | None) -> Place:
     """The user's innermost frame of a traceback, then the chain into weft."""
     frames: list[Frame] = []
-    while trace is not None:
-        code = trace.tb_frame.f_code
-        here = Frame(code.co_filename, trace.tb_lineno, code.co_name)
+    for frame, line in traceback.walk_tb(trace):
+        code = frame.f_code
+        here = Frame(code.co_filename, line, code.co_name)
         kind = is_users(code.co_filename)
         if kind is True and not (frames and code.co_filename == "<string>"):
             frames = [here]  # generated code, such as a dataclass's __init__, has no line to show
         elif kind is None and frames:
             frames.append(here)
-        trace = trace.tb_next
     return Place(tuple(frames))

@@ -6,7 +6,8 @@ import linecache
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+import traceback
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType, TracebackType
 from typing import NamedTuple
@@ -59,28 +60,17 @@ def whereabouts(scheduler: Scheduler, trace: TracebackType | None = None) -> str
     if kernel is None:
         return f"rank {task.rank} does its next work"
     thread_id = next((run.thread_id for run in RUNS[-1:]), 0)  # it may just have ended
-    lines = _lines_of(trace) if trace else _lines(_frame(thread_id))
+    if trace is not None:
+        lines = reversed(list(traceback.walk_tb(trace)))
+    else:
+        lines = traceback.walk_stack(frame) if (frame := _frame(thread_id)) is not None else ()
     who = f"rank {task.rank} runs {kernel.name}{getattr(task, 'program', '')}"
-    where = next(filter(None, (_written(file, line) for file, line in lines)), "")
+    where = next(filter(None, (_written(f.f_code.co_filename, line) for f, line in lines)), "")
     return f"{who} at {where}" if where else who
 
 
 def _frame(thread_id: int) -> FrameType | None:
     return sys._current_frames().get(thread_id)
-
-
-def _lines(frame: FrameType | None) -> Iterable[tuple[str, int]]:
-    while frame is not None:
-        yield frame.f_code.co_filename, frame.f_lineno
-        frame = frame.f_back
-
-
-def _lines_of(trace: TracebackType | None) -> list[tuple[str, int]]:
-    found = []
-    while trace is not None:
-        found.append((trace.tb_frame.f_code.co_filename, trace.tb_lineno))
-        trace = trace.tb_next
-    return found[::-1]
 
 
 def _written(file: str, line: int) -> str:

@@ -23,7 +23,7 @@ ELEMENTWISE = {
     "arith.remsi": ("remsi({0}, {1})", None),
     "arith.remui": ("({u0} % {u1}).view({dtype})", None),
     "arith.floordivsi": ("{0} // {1}", None),
-    "arith.ceildivsi": ("ceildivsi({0}, {1})", None),
+    "arith.ceildivsi": ("-((-{0}) // {1})", None),
     "arith.ceildivui": ("({u0} // {u1} + ({u0} % {u1} != 0)).astype({dtype})", None),
     "arith.andi": ("{0} & {1}", "{0} & {1}"),
     "arith.ori": ("{0} | {1}", "{0} | {1}"),

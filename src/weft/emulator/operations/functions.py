@@ -46,10 +46,10 @@ templates(
 
 @operation("tt.clampf")
 def clamp(code: Any, op: Any) -> None:
-    """The first, kept between the two others."""
+    """The first, kept between the two others; a NaN becomes a bound, or stays."""
     keeps_nan = "all" in str(op.attributes.get("propagateNan", "none"))
-    name = "clampf_nan" if keeps_nan else "clampf"
-    code.elementwise(op, name + "({0}, {1}, {2})")
+    larger, smaller = ("np.maximum", "np.minimum") if keeps_nan else ("np.fmax", "np.fmin")
+    code.elementwise(op, f"{smaller}({larger}({{0}}, {{1}}), {{2}})")
 
 
 # ---------------------------------------------------------------------------------------------
@@ -72,7 +72,7 @@ _NAMES = {
         "llrint": "rint",
     },
     "{}({{0}}).astype({{dtype}})": {
-        "clz": "clz", "popc": "popcount", "ffs": "ffs", "logb": "exponent", "ilogb": "exponent",
+        "clz": "clz", "popc": "popcount", "ffs": "ffs"
     },
     "special('{}', {{0}})": {
         "erfc": "erfc", "erfinv": "erfinv", "erfcx": "erfcx", "normcdf": "ndtr",
@@ -112,6 +112,8 @@ LIBDEVICE |= {
     "saturate": "np.clip({0}, {dtype}.type(0), {dtype}.type(1))",
     "fast_fdivide": "{0} / {1}",
     "erfcinv": "special('erfinv', {dtype}.type(1) - {0})",
+    "logb": "(np.frexp({0})[1] - 1).astype({dtype})",
+    "ilogb": "(np.frexp({0})[1] - 1).astype({dtype})",
     "ldexp": "np.ldexp({0}, {1}).astype({dtype})",
     "scalbn": "np.ldexp({0}, {1}).astype({dtype})",
     "powi": "np.power({0}, {1}.astype({dtype}))",

@@ -66,7 +66,7 @@ class Visibility:
         if history is None or history.values[-1].value != before:
             # What a plain store left is ordered like data: there is nothing older to see.
             history = self._words[word] = _History([_Value(before, SyncWord())])
-        clock = by.clk - 1 if releases and hasattr(by, "publish") else by.clk
+        clock = by.clk - 1 if releases else by.clk
         copy = SyncWord(dict(published.published))
         history.values.append(
             _Value(after, copy, by.agent, clock, len(self.trace.steps) - 1, how == "add")
