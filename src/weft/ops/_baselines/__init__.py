@@ -13,97 +13,86 @@ import importlib
 from collections.abc import Callable
 from typing import Any
 
-
-def _lazy(module: str, name: str) -> Callable[[Any], Any]:
-    def prepare(case: Any) -> Any:
-        return getattr(importlib.import_module(f"{__name__}.{module}"), name)(case)
-
-    prepare.__name__ = name
-    return prepare
+Baselines = dict[str, Callable[[Any], Any]]
 
 
-PROGRAM = {"unfused": _lazy("programs", "unfused")}
+def _of(module: str, **functions: str) -> Baselines:
+    """By name, functions of a module of this folder."""
+
+    def lazy(name: str) -> Callable[[Any], Any]:
+        def prepare(case: Any) -> Any:
+            return getattr(importlib.import_module(f"{__name__}.{module}"), name)(case)
+
+        prepare.__name__ = name
+        return prepare
+
+    return {name: lazy(function) for name, function in functions.items()}
+
+
+def _parts(way: str, module: str = "nccl", names: str = "cublas nccl cublas_nccl") -> Baselines:
+    """An operator's unfused way (nccl.Way): its product, its collective, one after the other."""
+
+    def lazy(name: str) -> Callable[[Any], Any]:
+        def prepare(case: Any) -> Any:
+            kind = getattr(importlib.import_module(f"{__name__}.{module}"), way)
+            return getattr(importlib.import_module(f"{__name__}.nccl"), name)(kind, case)
+
+        prepare.__name__ = f"{way}.{name}"
+        return prepare
+
+    return dict(zip(names.split(), map(lazy, ("product", "collective", "serial"))))
+
+
+_IN_PLACE = _of("in_place", weft_in_place="moved")
+_PRODUCT = _of("programs", weft_program="product")
+
+PROGRAM = _of("programs", unfused="unfused")
 AG_GEMM = {
-    "cublas": _lazy("nccl", "ag_gemm_product"),
-    "nccl": _lazy("nccl", "ag_gemm_gather"),
-    "cublas_nccl": _lazy("nccl", "ag_gemm_serial"),
-    "weft_alone": _lazy("alone", "ag_gemm"),
-    "weft_program": _lazy("programs", "product"),
-    "torch_async_tp": _lazy("symmetric_memory", "async_tp_ag_gemm"),
-    "torch_async_tp_native": _lazy("symmetric_memory", "native_async_tp_ag_gemm"),
-}
-AG_WGRAD = {
-    "cublas": _lazy("nccl", "ag_wgrad_product"),
-    "nccl": _lazy("nccl", "ag_wgrad_gather"),
-    "cublas_nccl": _lazy("nccl", "ag_wgrad_serial"),
-}
+    **_parts("GatherThenMultiply"), **_of("alone", weft_alone="ag_gemm"), **_PRODUCT,
+    **_of("symmetric_memory", torch_async_tp="async_tp_ag_gemm",
+          torch_async_tp_native="native_async_tp_ag_gemm"),
+}  # fmt: skip
+AG_WGRAD = _parts("GatherThenContract")
 GEMM_RS = {
-    "cublas": _lazy("nccl", "gemm_rs_product"),
-    "nccl": _lazy("nccl", "gemm_rs_scatter"),
-    "cublas_nccl": _lazy("nccl", "gemm_rs_serial"),
-    "weft_alone": _lazy("alone", "gemm_rs"),
-    "weft_program": _lazy("programs", "product"),
-    "torch_async_tp": _lazy("symmetric_memory", "async_tp_gemm_rs"),
-}
+    **_parts("MultiplyThenScatter"), **_of("alone", weft_alone="product"), **_PRODUCT,
+    **_of("symmetric_memory", torch_async_tp="async_tp_gemm_rs"),
+}  # fmt: skip
 GEMM_AR = {
-    "cublas": _lazy("nccl", "gemm_ar_product"),
-    "nccl": _lazy("nccl", "gemm_ar_reduce"),
-    "cublas_nccl": _lazy("nccl", "gemm_ar_serial"),
-    "weft_alone": _lazy("alone", "gemm_ar"),
-    "weft_program": _lazy("programs", "product"),
-    "mm_one_shot": _lazy("symmetric_memory", "mm_one_shot"),
-    "mm_two_shot": _lazy("symmetric_memory", "mm_two_shot"),
-}
+    **_parts("MultiplyThenReduce"), **_of("alone", weft_alone="product"), **_PRODUCT,
+    **_of("symmetric_memory", mm_one_shot="mm_one_shot", mm_two_shot="mm_two_shot"),
+}  # fmt: skip
 ALL_GATHER = {
-    "nccl": _lazy("nccl", "all_gather"),
-    "torch_low_contention": _lazy("symmetric_memory", "low_contention_all_gather"),
-    "copy_engine_pulls": _lazy("symmetric_memory", "copy_engine_all_gather"),
-    "weft_in_place": _lazy("in_place", "moved"),
-}
+    **_of("nccl", nccl="all_gather"),
+    **_of("symmetric_memory", torch_low_contention="low_contention_all_gather",
+          copy_engine_pulls="copy_engine_all_gather"),
+    **_IN_PLACE,
+}  # fmt: skip
 REDUCE_SCATTER = {
-    "nccl": _lazy("nccl", "reduce_scatter"),
-    "torch_reduce_scatter_out": _lazy("symmetric_memory", "reduce_scatter_out"),
-    "torch_low_contention": _lazy("symmetric_memory", "low_contention_reduce_scatter"),
-    "weft_in_place": _lazy("in_place", "moved"),
-}
+    **_of("nccl", nccl="reduce_scatter"),
+    **_of("symmetric_memory", torch_reduce_scatter_out="reduce_scatter_out",
+          torch_low_contention="low_contention_reduce_scatter"),
+    **_IN_PLACE,
+}  # fmt: skip
 ALL_REDUCE = {
-    "nccl": _lazy("nccl", "all_reduce"),
-    "torch_one_shot": _lazy("symmetric_memory", "one_shot_all_reduce"),
-    "torch_two_shot": _lazy("symmetric_memory", "two_shot_all_reduce"),
-    "weft_in_place": _lazy("in_place", "all_reduce"),
-}
+    **_of("nccl", nccl="all_reduce"),
+    **_of("symmetric_memory", torch_one_shot="one_shot_all_reduce",
+          torch_two_shot="two_shot_all_reduce"),
+    **_of("in_place", weft_in_place="all_reduce"),
+}  # fmt: skip
 ALL_REDUCE_RMS_NORM = {
-    "nccl_rms_norm": _lazy("nccl", "all_reduce_rms_norm"),
-    "torch_one_shot_rms_norm": _lazy("symmetric_memory", "one_shot_rms_norm"),
-    "torch_two_shot_rms_norm": _lazy("symmetric_memory", "two_shot_rms_norm"),
-}
-FLASH_DECODE = {
-    "attention_nccl_merge": _lazy("decode", "gathered_parts"),
-    "nccl_cache_attention": _lazy("decode", "gathered_caches"),
-    "attention_alone": _lazy("decode", "alone"),
-}
-AG_ATTENTION = {
-    "nccl_gather": _lazy("attention", "gathered"),
-    "attention_alone": _lazy("attention", "alone"),
-    "nccl_attention": _lazy("attention", "serial"),
-}
-ALL_TO_ALL = {"nccl": _lazy("nccl", "all_to_all"), "weft_in_place": _lazy("in_place", "moved")}
-AG_MOE = {
-    "cublas": _lazy("experts", "ag_moe_product"),
-    "nccl": _lazy("experts", "ag_moe_gather"),
-    "cublas_nccl": _lazy("experts", "ag_moe_serial"),
-}
-MOE_RS = {
-    "cublas": _lazy("experts", "moe_rs_product"),
-    "nccl": _lazy("experts", "moe_rs_scatter"),
-    "cublas_nccl": _lazy("experts", "moe_rs_serial"),
-}
-EP_DISPATCH = {
-    "nccl": _lazy("expert_parallel", "dispatch"),
-    "nccl_by_counts": _lazy("expert_parallel", "dispatch_by_counts"),
-    "nccl_whole": _lazy("expert_parallel", "dispatch_whole"),
-}
-EP_COMBINE = {
-    "nccl": _lazy("expert_parallel", "combine"),
-    "nccl_whole": _lazy("expert_parallel", "combine_whole"),
-}
+    **_of("nccl", nccl_rms_norm="all_reduce_rms_norm"),
+    **_of("symmetric_memory", torch_one_shot_rms_norm="one_shot_rms_norm",
+          torch_two_shot_rms_norm="two_shot_rms_norm"),
+}  # fmt: skip
+FLASH_DECODE = _of(
+    "decode", attention_nccl_merge="gathered_parts", nccl_cache_attention="gathered_caches",
+    attention_alone="alone",
+)  # fmt: skip
+AG_ATTENTION = _parts("GatherThenAttend", "attention", "attention_alone nccl_gather nccl_attention")
+ALL_TO_ALL = {**_of("nccl", nccl="all_to_all"), **_IN_PLACE}
+AG_MOE, MOE_RS = _parts("GatherThenExperts"), _parts("ExpertsThenScatter")
+EP_DISPATCH = _of(
+    "expert_parallel", nccl="dispatch", nccl_by_counts="dispatch_by_counts",
+    nccl_whole="dispatch_whole",
+)  # fmt: skip
+EP_COMBINE = _of("expert_parallel", nccl="combine", nccl_whole="combine_whole")

@@ -34,23 +34,24 @@ def ag_gemm(case: Case) -> Variant:
 
     In the operator's own tiles, and as a push to nobody: a pull would stage all rows first.
     """
-    way, world = GatherThenMultiply(case), own_world(case)
+    world = own_world(case)
     problem = replace(case.problem, num_ranks=1, nodes=())
     # Of few rows the template is another, which is not without its packets.
     found = case.card.candidates(case.problem, case.world.target)
     chosen = next(one for one in found if one.template != "small")
     config = replace(chosen, transport="sm_push", feeders=1, pieces=1, early_parts=1)
     calls = []
-    for i, inputs in enumerate(case.sets):
-        way.gather(i)
-        whole = {"a": way.gathered[i][: problem.m], "b": inputs["b"]}
-        if problem.scaling:
-            whole |= {"scale_a": way.scales[i][: problem.m], "scale_b": inputs["scale_b"]}
+    for inputs in case.sets:
+        way = GatherThenMultiply(case, inputs)
+        way.move()
+        whole = {"a": way.gathered[: problem.m], "b": inputs["b"]}
+        if way.scales is not None:
+            whole |= {"scale_a": way.scales[: problem.m], "scale_b": inputs["scale_b"]}
         calls.append(lambda whole=whole: case.card.run(world, problem, whole, config))
     return Variant("weft_alone", calls, about=str(config))
 
 
-def _product(case: Case) -> Variant:
+def product(case: Case) -> Variant:
     """All rows are this rank's own, so no share of them travels."""
     world = own_world(case)
     problem = replace(case.problem, num_ranks=1, nodes=())
@@ -62,6 +63,3 @@ def _product(case: Case) -> Variant:
         lambda inputs=inputs: case.card.run(world, problem, inputs, config) for inputs in case.sets
     ]
     return Variant("weft_alone", calls, answers=False, about=str(config))
-
-
-gemm_rs = gemm_ar = _product

@@ -1,7 +1,7 @@
 """Attention over gathered keys by NCCL and torch: everything is gathered, then FlashAttention-2.
 
-Each function takes a benchmark's case and returns a Variant. Lengths are read from the device
-beforehand, and so are buffers made: a call does not wait for the host.
+Lengths are read from the device beforehand, and so are buffers made: a call does not wait for the
+host.
 """
 
 from __future__ import annotations
@@ -13,9 +13,8 @@ import torch
 import torch.distributed as dist
 
 from weft.base.errors import UnsupportedError
-from weft.ops._baselines.nccl import padded
+from weft.ops._baselines.nccl import Way, padded
 from weft.tune.case import Case
-from weft.tune.variants import Variant
 
 
 class Parts(NamedTuple):
@@ -41,38 +40,36 @@ def parts_of(ends: Sequence[int], own: tuple[int, int], causal: bool) -> Parts:
     return Parts(first or 0, tuple(queries), tuple(keys))
 
 
-class GatherThenAttend:
-    """One set of inputs, what is gathered of it, and which of that own queries see."""
+class GatherThenAttend(Way):
+    """What is gathered of one set of inputs, and which of that own queries see."""
 
-    def __init__(self, case: Case, inputs: Any) -> None:
-        problem = self.problem = case.problem
+    names = ("attention_alone", "nccl_gather", "nccl_attention")
+
+    def __init__(self, case: Case, inputs: Any, other: Any = None) -> None:
+        super().__init__(case, inputs)
+        problem = self.problem
         if problem.itemsize != 2 or problem.d % 8:
             raise UnsupportedError(
                 f"torch's FlashAttention takes 16 bits and d in multiples of 8, not "
                 f"{problem.dtype} and d={problem.d}"
             )
-        self.case, self.q = case, inputs["q"]
-        table = inputs["cu_seqlens"]
+        self.q, table = inputs["q"], inputs["cu_seqlens"]
         ends = [0, problem.m] if table is None else table.tolist()
         self.parts = parts_of(ends, problem.shard(case.world.rank), problem.causal)
-        device = self.q.device
-        self.ends = [
-            torch.tensor(one, dtype=torch.int32, device=device)
-            for one in (self.parts.queries, self.parts.keys)
-        ]
+        both = (self.parts.queries, self.parts.keys)
+        self.ends = [torch.tensor(x, dtype=torch.int32, device=self.q.device) for x in both]
         self.most = [
-            max((b - a for a, b in zip(one, one[1:], strict=False)), default=0)
-            for one in (self.parts.queries, self.parts.keys)
+            max((b - a for a, b in zip(one, one[1:], strict=False)), default=0) for one in both
         ]
         self.own = [padded(case, inputs[name]) for name in ("k", "v")]
         rows = problem.rows * problem.num_ranks
         self.all = [one.new_empty(rows, *one.shape[1:]) for one in self.own]
 
-    def gather(self) -> None:
+    def move(self) -> None:
         for own, whole in zip(self.own, self.all, strict=True):
             dist.all_gather_into_tensor(whole, own, group=self.case.group)
 
-    def attend(self) -> tuple[torch.Tensor, torch.Tensor]:
+    def multiply(self) -> tuple[torch.Tensor, torch.Tensor]:
         if not self.q.numel():
             return self.q, self.q.new_empty(self.q.shape[:2], dtype=torch.float32)
         seen = slice(self.parts.first, self.parts.first + self.parts.keys[-1])
@@ -83,26 +80,3 @@ class GatherThenAttend:
         )  # fmt: skip
         # Of sequences of any lengths: [heads, all queries].
         return out, lse.view(self.problem.q_heads, -1).t()
-
-    def serial(self) -> tuple[torch.Tensor, torch.Tensor]:
-        self.gather()
-        return self.attend()
-
-
-def serial(case: Case) -> Variant:
-    """NCCL's all-gather of keys and of values, then torch's attention."""
-    return Variant("nccl_attention", [GatherThenAttend(case, one).serial for one in case.sets])
-
-
-def gathered(case: Case) -> Variant:
-    """NCCL alone: what a fused call hides."""
-    calls = [GatherThenAttend(case, one).gather for one in case.sets]
-    return Variant("nccl_gather", calls, answers=False)
-
-
-def alone(case: Case) -> Variant:
-    """torch's attention alone, over keys that are gathered already."""
-    ways = [GatherThenAttend(case, one) for one in case.sets]
-    for way in ways:
-        way.gather()
-    return Variant("attention_alone", [way.attend for way in ways])

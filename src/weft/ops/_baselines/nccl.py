@@ -1,17 +1,22 @@
-"""The vendor's collectives, and its product after them: the unfused way that all is measured by.
+"""The vendor's collectives, and products before or behind them: the unfused way.
 
 Each function takes a benchmark's case and returns a Variant. Where m does not divide, ranks pass
-shards that were padded beforehand: that copy is not charged to the baseline.
+shards that were padded beforehand: that copy is not charged to the baseline. A `Way` has the two
+parts of an unfused operator for one set of inputs, of which three variants are made: the product
+alone, the collective alone, and one after the other.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from weft.base.errors import UnsupportedError
+from weft.compiler import experts
+from weft.ops import _moe
 from weft.tune.case import Case
 from weft.tune.variants import Variant
 
@@ -22,7 +27,7 @@ def padded(case: Case, x: torch.Tensor) -> torch.Tensor:
     Rows are split as torch.chunk splits them, so the first m of the gathered rows are the result.
     """
     rows = case.problem.rows
-    if x.shape[0] == rows:
+    if x.shape[0] >= rows:
         return x
     full = torch.zeros((rows, *x.shape[1:]), dtype=x.dtype, device=x.device)
     full[: x.shape[0]] = x
@@ -35,173 +40,6 @@ def even(case: Case, who: str) -> None:
         raise UnsupportedError(f"{who} takes even splits only, not m={case.problem.m}")
 
 
-def all_gather(case: Case) -> Variant:
-    def call(inputs: Any) -> Any:
-        x = padded(case, inputs["x"])
-        out = torch.empty((x.shape[0] * case.problem.num_ranks, *x.shape[1:]), dtype=x.dtype,
-                          device=x.device)  # fmt: skip
-
-        def gather() -> torch.Tensor:
-            dist.all_gather_into_tensor(out, x, group=case.group)
-            return out[: case.problem.m]
-
-        return gather
-
-    return Variant("nccl", [call(inputs) for inputs in case.sets])
-
-
-def reduce_scatter(case: Case) -> Variant:
-    even(case, "reduce_scatter_tensor")
-
-    def call(inputs: Any) -> Any:
-        x = inputs["x"]
-        out = torch.empty((case.problem.rows, *x.shape[1:]), dtype=x.dtype, device=x.device)
-
-        def scatter() -> torch.Tensor:
-            dist.reduce_scatter_tensor(out, x, group=case.group)
-            return out
-
-        return scatter
-
-    return Variant("nccl", [call(inputs) for inputs in case.sets])
-
-
-def all_reduce(case: Case) -> Variant:
-    """In place, as torch has it: what it overwrites is restored, untimed, before each call."""
-    buffers = [inputs["x"].clone() for inputs in case.sets]
-
-    def call(x: torch.Tensor) -> Any:
-        def reduce() -> torch.Tensor:
-            dist.all_reduce(x, group=case.group)
-            return x
-
-        return reduce
-
-    def restore(index: int) -> None:
-        buffers[index].copy_(case.sets[index]["x"])
-
-    return Variant("nccl", [call(x) for x in buffers], before=restore)
-
-
-def all_reduce_rms_norm(case: Case) -> Variant:
-    """The library's sum, then torch's addition and fused norm."""
-    sums = [torch.empty_like(inputs["x"]) for inputs in case.sets]
-
-    def call(inputs: Any, total: torch.Tensor) -> Any:
-        def both() -> Any:
-            # Out of place, as weft is: x is left as it was.
-            total.copy_(inputs["x"])
-            dist.all_reduce(total, group=case.group)
-            return rms_norm(inputs, total)
-
-        return both
-
-    return Variant("nccl_rms_norm", list(map(call, case.sets, sums)))
-
-
-def rms_norm(inputs: Any, summed: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """(normed, total) of a sum over ranks, by two kernels of torch's."""
-    from weft.ops.all_reduce_rms_norm import EPS
-
-    total = summed.add_(inputs["residual"])
-    weight = inputs["weight"]
-    return torch.nn.functional.rms_norm(total, weight.shape, weight, EPS), total
-
-
-def all_to_all(case: Case) -> Variant:
-    even(case, "all_to_all_single")
-    if case.problem.variable:
-        raise UnsupportedError("all_to_all_single takes splits from the host; ours are on devices")
-
-    def call(inputs: Any) -> Any:
-        x, out = inputs["x"], torch.empty_like(inputs["x"])
-
-        def exchange() -> torch.Tensor:
-            dist.all_to_all_single(out, x, group=case.group)
-            return out
-
-        return exchange
-
-    return Variant("nccl", [call(inputs) for inputs in case.sets])
-
-
-# ---------------------------------------------------------------------------------------------
-# With a product behind
-
-
-class GatherThenMultiply:
-    """Buffers of the unfused all-gather and product, one of each for every set of inputs.
-
-    Of fp8, scales of rows are gathered too, and torch._scaled_mm multiplies, in full width.
-    """
-
-    def __init__(self, case: Case) -> None:
-        problem, world = case.problem, case.world
-        dtype, out_dtype = (getattr(torch, x) for x in (problem.dtype, problem.out_dtype))
-        rows = problem.rows * problem.num_ranks
-        self.case = case
-        rows_of, whole_of = self.operands()
-        self.a = [padded(case, inputs[rows_of]) for inputs in case.sets]
-        self.b = [inputs[whole_of] for inputs in case.sets]
-        self.gathered = [
-            torch.empty(rows, problem.k, dtype=dtype, device=world.device) for _ in case.sets
-        ]
-        self.out = torch.empty(problem.result, dtype=out_dtype, device=world.device)
-        self.scale_a, self.scales = [], []
-        if problem.scaling:
-            takes_rows(case, "torch._scaled_mm")
-            self.scale_a = [padded(case, inputs["scale_a"]) for inputs in case.sets]
-            self.scales = [torch.empty(rows, 1, device=world.device) for _ in case.sets]
-
-    def operands(self) -> tuple[str, str]:
-        """What is gathered, and what is whole."""
-        return "a", "b"
-
-    def gather(self, i: int) -> None:
-        group = self.case.group
-        if not self.scales:
-            dist.all_gather_into_tensor(self.gathered[i], self.a[i], group=group)
-            return
-        whole, own = (x.view(torch.uint8) for x in (self.gathered[i], self.a[i]))
-        dist.all_gather_into_tensor(whole, own, group=group)
-        dist.all_gather_into_tensor(self.scales[i], self.scale_a[i], group=group)
-
-    def multiply(self, i: int) -> torch.Tensor:
-        m = self.case.problem.m
-        if not self.scales:
-            return torch.matmul(self.gathered[i][:m], self.b[i], out=self.out)
-        scale_b = self.case.sets[i]["scale_b"]
-        return torch._scaled_mm(
-            self.gathered[i][:m], self.b[i], self.scales[i][:m], scale_b,
-            out_dtype=self.out.dtype, use_fast_accum=False, out=self.out,
-        )  # fmt: skip
-
-    def serial(self, i: int) -> torch.Tensor:
-        self.gather(i)
-        return self.multiply(i)
-
-    def calls(self, function: Any) -> list[Any]:
-        return [lambda i=i: function(i) for i in range(len(self.case.sets))]
-
-
-class GatherThenContract(GatherThenMultiply):
-    """The same with a product that sums over the gathered rows."""
-
-    def operands(self) -> tuple[str, str]:
-        return ("y", "x") if self.case.problem.gathers_y else ("x", "y")
-
-    def multiply(self, i: int) -> torch.Tensor:
-        gathered, whole = self.gathered[i][: self.case.problem.m], self.b[i]
-        if self.case.problem.gathers_y:
-            return self._product(whole, gathered)
-        return self._product(gathered, whole)
-
-    def _product(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        if x.dtype == self.out.dtype:
-            return torch.mm(x.t(), y, out=self.out)
-        return self.out.copy_(x.t() @ y)
-
-
 def takes_rows(case: Case, who: str) -> None:
     """Raises  UnsupportedError: fp8 operands as torch's scaled product does not take them"""
     if case.problem.scaling != "rows" or not case.problem.b_is_nk:
@@ -211,112 +49,274 @@ def takes_rows(case: Case, who: str) -> None:
         )
 
 
-def ag_gemm_product(case: Case) -> Variant:
-    """cuBLAS alone, on rows that are gathered already."""
-    way = GatherThenMultiply(case)
-    for i in range(len(case.sets)):
-        way.gather(i)
-    return Variant("cublas", way.calls(way.multiply))
+def each(case: Case, name: str, make: Callable[[Any], Callable[[], Any]], **more: Any) -> Variant:
+    """A variant whose call on each set is what `make` makes of its inputs."""
+    return Variant(name, [make(inputs) for inputs in case.sets], **more)
 
 
-def ag_gemm_gather(case: Case) -> Variant:
-    """NCCL alone; it makes no product, so there is no answer to check."""
-    way = GatherThenMultiply(case)
-    return Variant("nccl", way.calls(way.gather), answers=False)
+def restored(case: Case, buffers: Sequence[torch.Tensor]) -> Callable[[int], None]:
+    """What gives buffers the inputs again that calls overwrite: untimed, before each."""
+    return lambda index: buffers[index].copy_(case.sets[index]["x"])
 
 
-def ag_gemm_serial(case: Case) -> Variant:
-    way = GatherThenMultiply(case)
-    return Variant("cublas_nccl", way.calls(way.serial))
+def rms_norm(inputs: Any, summed: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """(normed, total) of a sum over ranks, by two kernels of torch's."""
+    from weft.ops.all_reduce_rms_norm import EPS
+
+    total, weight = summed.add_(inputs["residual"]), inputs["weight"]
+    return torch.nn.functional.rms_norm(total, weight.shape, weight, EPS), total
 
 
-def ag_wgrad_product(case: Case) -> Variant:
-    """cuBLAS alone, on rows that are gathered already."""
-    way = GatherThenContract(case)
-    for i in range(len(case.sets)):
-        way.gather(i)
-    return Variant("cublas", way.calls(way.multiply))
+def as_one_kernel(function: Callable[..., Any], like: torch.Tensor) -> Callable[..., Any]:
+    """What a user would do with many passes over rows: compiled, on GPUs."""
+    if not like.is_cuda:
+        return function
+    # Once for each set of inputs of each point, all from the same lines.
+    torch._dynamo.config.recompile_limit = 1000
+    return torch.compile(function, fullgraph=True, dynamic=False)
 
 
-def ag_wgrad_gather(case: Case) -> Variant:
-    """NCCL alone; it makes no product, so there is no answer to check."""
-    way = GatherThenContract(case)
-    return Variant("nccl", way.calls(way.gather), answers=False)
+# ---------------------------------------------------------------------------------------------
+# Collectives
 
 
-def ag_wgrad_serial(case: Case) -> Variant:
-    way = GatherThenContract(case)
-    return Variant("cublas_nccl", way.calls(way.serial))
+def _moved(case: Case, collective: Callable[..., Any], rows: int) -> Variant:
+    """`collective` of x into a buffer of so many rows."""
+
+    def make(inputs: Any) -> Callable[[], Any]:
+        x = padded(case, inputs["x"])
+        out = torch.empty((rows, *x.shape[1:]), dtype=x.dtype, device=x.device)
+
+        def call() -> torch.Tensor:
+            collective(out, x, group=case.group)
+            return out[: case.problem.m]
+
+        return call
+
+    return each(case, "nccl", make)
 
 
-class Multiply:
-    """A product on every rank, of all m rows, and one buffer of it for every set of inputs."""
+def all_gather(case: Case) -> Variant:
+    rows = case.problem.rows * case.problem.num_ranks
+    return _moved(case, dist.all_gather_into_tensor, rows)
 
-    def __init__(self, case: Case, rows: int = 0) -> None:
-        problem, device = case.problem, case.world.device
-        self.case = case
-        self.whole = [
-            torch.empty(problem.m, problem.n, dtype=problem.torch_dtype, device=device)
-            for _ in case.sets
-        ]
-        self.out = torch.empty(rows, problem.n, dtype=problem.torch_dtype, device=device)
 
-    def multiply(self, i: int) -> torch.Tensor:
-        inputs = self.case.sets[i]
-        return torch.matmul(inputs["a"], inputs["b"], out=self.whole[i])
+def reduce_scatter(case: Case) -> Variant:
+    even(case, "reduce_scatter_tensor")
+    return _moved(case, dist.reduce_scatter_tensor, case.problem.rows)
 
-    def scatter(self, i: int) -> torch.Tensor:
-        dist.reduce_scatter_tensor(self.out, self.whole[i], group=self.case.group)
+
+def all_to_all(case: Case) -> Variant:
+    even(case, "all_to_all_single")
+    if case.problem.variable:
+        raise UnsupportedError("all_to_all_single takes splits from the host; ours are on devices")
+    return _moved(case, dist.all_to_all_single, case.problem.m)
+
+
+def all_reduce(case: Case) -> Variant:
+    """In place, as torch has it."""
+    buffers = [inputs["x"].clone() for inputs in case.sets]
+
+    def call(x: torch.Tensor) -> Any:
+        def reduce() -> torch.Tensor:
+            dist.all_reduce(x, group=case.group)
+            return x
+
+        return reduce
+
+    return Variant("nccl", [call(x) for x in buffers], before=restored(case, buffers))
+
+
+def all_reduce_rms_norm(case: Case) -> Variant:
+    """The library's sum, then torch's addition and fused norm."""
+
+    def make(inputs: Any) -> Any:
+        total = torch.empty_like(inputs["x"])
+
+        def both() -> Any:
+            # Out of place, as weft is: x is left as it was.
+            total.copy_(inputs["x"])
+            dist.all_reduce(total, group=case.group)
+            return rms_norm(inputs, total)
+
+        return both
+
+    return each(case, "nccl_rms_norm", make)
+
+
+# ---------------------------------------------------------------------------------------------
+# With a product before or behind
+
+
+class Way:
+    """The collective and the product of one set of inputs; `other` is another set's, whose result's
+    buffer is used again. `moves_first`: is the product that of what has been moved?"""
+
+    moves_first = True
+    names = ("cublas", "nccl", "cublas_nccl")
+
+    def __init__(self, case: Case, inputs: Any, other: Any = None) -> None:
+        self.case, self.problem, self.inputs = case, case.problem, inputs
+
+    def rows(self, count: int, columns: int, dtype: str | None = None) -> torch.Tensor:
+        kind = getattr(torch, dtype or self.problem.dtype)
+        return torch.zeros(count, columns, dtype=kind, device=self.case.world.device)
+
+    def check(self) -> None:
+        """Raises  UnsupportedError: what the collective does not take"""
+
+    def move(self) -> Any:
+        raise NotImplementedError
+
+    def multiply(self) -> Any:
+        raise NotImplementedError
+
+    def both(self) -> Any:
+        first, last = self.move, self.multiply
+        if not self.moves_first:
+            first, last = last, first
+        first()
+        return last()
+
+
+def _ways(kind: type[Way], case: Case) -> list[Any]:
+    found: list[Any] = []
+    for inputs in case.sets:
+        found.append(kind(case, inputs, found[0] if found else None))
+    return found
+
+
+def product(kind: type[Way], case: Case) -> Variant:
+    """The product alone, of what has been moved; what is summed afterwards is no rank's answer."""
+    ways = _ways(kind, case)
+    if kind.moves_first:
+        for way in ways:
+            way.move()
+    return Variant(kind.names[0], [way.multiply for way in ways], answers=kind.moves_first)
+
+
+def collective(kind: type[Way], case: Case) -> Variant:
+    """The collective alone: it makes no product, so there is no answer to check."""
+    ways = _ways(kind, case)
+    ways[0].check()
+    return Variant(kind.names[1], [way.move for way in ways], answers=False)
+
+
+def serial(kind: type[Way], case: Case) -> Variant:
+    ways = _ways(kind, case)
+    ways[0].check()
+    return Variant(kind.names[2], [way.both for way in ways])
+
+
+class GatherThenMultiply(Way):
+    """Of fp8, scales of rows are gathered too, and torch._scaled_mm multiplies, in full width."""
+
+    operands = ("a", "b")  # what is gathered, and what is whole
+
+    def __init__(self, case: Case, inputs: Any, other: Any = None) -> None:
+        super().__init__(case, inputs)
+        problem = self.problem
+        rows = problem.rows * problem.num_ranks
+        gathered, whole = self.operands
+        self.a, self.b = padded(case, inputs[gathered]), inputs[whole]
+        self.gathered = self.rows(rows, problem.k)
+        self.out = other.out if other else self.rows(*problem.result, problem.out_dtype)
+        self.scales = None
+        if problem.scaling:
+            takes_rows(case, "torch._scaled_mm")
+            self.scale_a = padded(case, inputs["scale_a"])
+            self.scales = self.rows(rows, 1, "float32")
+
+    def move(self) -> None:
+        whole, own, group = self.gathered, self.a, self.case.group
+        if self.scales is not None:
+            whole, own = whole.view(torch.uint8), own.view(torch.uint8)
+            dist.all_gather_into_tensor(self.scales, self.scale_a, group=group)
+        dist.all_gather_into_tensor(whole, own, group=group)
+
+    def multiply(self) -> torch.Tensor:
+        m = self.problem.m
+        if self.scales is None:
+            return torch.matmul(self.gathered[:m], self.b, out=self.out)
+        return torch._scaled_mm(
+            self.gathered[:m], self.b, self.scales[:m], self.inputs["scale_b"],
+            out_dtype=self.out.dtype, use_fast_accum=False, out=self.out,
+        )  # fmt: skip
+
+
+class GatherThenContract(GatherThenMultiply):
+    """A product that sums over the gathered rows."""
+
+    def __init__(self, case: Case, inputs: Any, other: Any = None) -> None:
+        self.operands = ("y", "x") if case.problem.gathers_y else ("x", "y")
+        super().__init__(case, inputs, other)
+
+    def multiply(self) -> torch.Tensor:
+        x, y = self.gathered[: self.problem.m], self.b
+        if self.problem.gathers_y:
+            x, y = y, x
+        if x.dtype == self.out.dtype:
+            return torch.mm(x.t(), y, out=self.out)
+        return self.out.copy_(x.t() @ y)
+
+
+class MultiplyThenReduce(Way):
+    """The sum is in place, on what is there."""
+
+    moves_first = False
+
+    def __init__(self, case: Case, inputs: Any, other: Any = None) -> None:
+        super().__init__(case, inputs)
+        self.whole = self.rows(self.problem.m, self.problem.n)
+
+    def multiply(self) -> torch.Tensor:
+        return torch.matmul(self.inputs["a"], self.inputs["b"], out=self.whole)
+
+    def move(self) -> torch.Tensor:
+        dist.all_reduce(self.whole, group=self.case.group)
+        return self.whole
+
+
+class MultiplyThenScatter(MultiplyThenReduce):
+    def __init__(self, case: Case, inputs: Any, other: Any = None) -> None:
+        super().__init__(case, inputs)
+        self.out = other.out if other else self.rows(self.problem.rows, self.problem.n)
+
+    def check(self) -> None:
+        even(self.case, "reduce_scatter_tensor")
+
+    def move(self) -> torch.Tensor:
+        dist.reduce_scatter_tensor(self.out, self.whole, group=self.case.group)
         return self.out
 
-    def reduce(self, i: int) -> torch.Tensor:
-        dist.all_reduce(self.whole[i], group=self.case.group)
-        return self.whole[i]
 
-    def then(self, collective: Any) -> list[Any]:
-        """The product, and what sums it over ranks."""
-        return self.calls(lambda i: (self.multiply(i), collective(i))[1])
+class GatherThenExperts(Way):
+    """Tokens of all ranks, then a row of each slot, then its expert's columns: torch's grouped
+    product, by offsets that lie on the device."""
 
-    def calls(self, function: Any) -> list[Any]:
-        return [lambda i=i: function(i) for i in range(len(self.case.sets))]
+    def __init__(self, case: Case, inputs: Any, other: Any = None) -> None:
+        super().__init__(case, inputs)
+        self.routing = _moe.routing_of(self.problem, inputs)
+        self.x = padded(case, inputs["x"])
+        self.gathered = self.rows(self.problem.rows * self.problem.num_ranks, self.problem.k)
 
+    def move(self) -> None:
+        dist.all_gather_into_tensor(self.gathered, self.x, group=self.case.group)
 
-def _alone(way: Multiply) -> Variant:
-    """cuBLAS alone: a rank's product is no rank's answer."""
-    return Variant("cublas", way.calls(way.multiply), answers=False)
-
-
-def gemm_rs_product(case: Case) -> Variant:
-    return _alone(Multiply(case))
+    def multiply(self) -> torch.Tensor:
+        rows = experts.gather_rows(self.gathered, self.routing)
+        return experts.grouped_matmul(rows, self.inputs["b"], self.routing)
 
 
-def _scattering(case: Case) -> Multiply:
-    even(case, "reduce_scatter_tensor")
-    return Multiply(case, case.problem.rows)
+class ExpertsThenScatter(MultiplyThenScatter):
+    """Each slot's product, the weighted sum of a token's choices, then the sum over ranks."""
 
+    def __init__(self, case: Case, inputs: Any, other: Any = None) -> None:
+        super().__init__(case, inputs, other)
+        self.routing = _moe.routing_of(self.problem, inputs)
+        self.sums = other.sums if other else as_one_kernel(experts.scatter_rows, inputs["x"])
 
-def gemm_rs_scatter(case: Case) -> Variant:
-    way = _scattering(case)
-    return Variant("nccl", way.calls(way.scatter), answers=False)
-
-
-def gemm_rs_serial(case: Case) -> Variant:
-    way = _scattering(case)
-    return Variant("cublas_nccl", way.then(way.scatter))
-
-
-def gemm_ar_product(case: Case) -> Variant:
-    return _alone(Multiply(case))
-
-
-def gemm_ar_reduce(case: Case) -> Variant:
-    """In place, on what is there: only its time is asked for."""
-    way = Multiply(case)
-    for buffer in way.whole:
-        buffer.zero_()
-    return Variant("nccl", way.calls(way.reduce), answers=False)
-
-
-def gemm_ar_serial(case: Case) -> Variant:
-    way = Multiply(case)
-    return Variant("cublas_nccl", way.then(way.reduce))
+    def multiply(self) -> torch.Tensor:
+        slots = experts.grouped_matmul(self.inputs["x"], self.inputs["b"], self.routing)
+        self.whole = self.sums(slots, self.routing)
+        return self.whole

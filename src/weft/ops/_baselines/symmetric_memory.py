@@ -14,7 +14,7 @@ import torch
 import torch.distributed._symmetric_memory as symmetric
 
 from weft.base.errors import UnsupportedError
-from weft.ops._baselines.nccl import even, padded, rms_norm, takes_rows
+from weft.ops._baselines.nccl import each, even, padded, restored, rms_norm, takes_rows
 from weft.tune.case import Case
 from weft.tune.variants import Variant
 
@@ -36,11 +36,6 @@ def _find(name: str) -> Any:
     return getattr(torch.ops.symm_mem, name)
 
 
-def _each(case: Case, make: Callable[[torch.Tensor], Callable[[], Any]], name: str) -> Variant:
-    """A variant whose call on each set is what `make` makes of its x in symmetric memory."""
-    return Variant(name, [make(symmetric_copy(case, inputs["x"])) for inputs in case.sets])
-
-
 # ---------------------------------------------------------------------------------------------
 # All-reduce
 
@@ -48,39 +43,26 @@ def _each(case: Case, make: Callable[[torch.Tensor], Callable[[], Any]], name: s
 def one_shot_all_reduce(case: Case) -> Variant:
     operation, group = _find("one_shot_all_reduce_out"), case.group.group_name
 
-    def make(x: torch.Tensor) -> Callable[[], Any]:
+    def make(inputs: Any) -> Callable[[], Any]:
+        x = symmetric_copy(case, inputs["x"])
         out = torch.empty_like(x, device=x.device)
         return lambda: operation(x, "sum", group, out)
 
-    return _each(case, make, "torch_one_shot")
+    return each(case, "torch_one_shot", make)
 
 
 def two_shot_all_reduce(case: Case) -> Variant:
-    """In place: what it overwrites is restored, untimed, before each call."""
+    """In place."""
     operation, group = _find("two_shot_all_reduce_"), case.group.group_name
     buffers = [symmetric_copy(case, inputs["x"]) for inputs in case.sets]
-
-    def restore(index: int) -> None:
-        buffers[index].copy_(case.sets[index]["x"])
-
     calls = [lambda x=x: operation(x, "sum", group) for x in buffers]
-    return Variant("torch_two_shot", calls, before=restore)
+    return Variant("torch_two_shot", calls, before=restored(case, buffers))
 
 
-def one_shot_rms_norm(case: Case) -> Variant:
-    operation = _find("one_shot_all_reduce_out")
-    return _reduce_then_norm(case, operation, "torch_one_shot_rms_norm")
-
-
-def two_shot_rms_norm(case: Case) -> Variant:
-    operation = _find("two_shot_all_reduce_out")
-    return _reduce_then_norm(case, operation, "torch_two_shot_rms_norm")
-
-
-def _reduce_then_norm(case: Case, operation: Any, name: str) -> Variant:
-    """The sum of what lies in symmetric memory, then torch's addition and fused norm. What two-shot
-    overwrites there is restored, untimed, before each call."""
-    group = case.group.group_name
+def _reduce_then_norm(case: Case, name: str) -> Variant:
+    """The sum of what lies in symmetric memory, which two-shot overwrites, then torch's addition
+    and fused norm."""
+    operation, group = _find(f"{name}_all_reduce_out"), case.group.group_name
     buffers = [symmetric_copy(case, inputs["x"]) for inputs in case.sets]
 
     def call(inputs: Any, x: torch.Tensor) -> Callable[[], Any]:
@@ -92,35 +74,48 @@ def _reduce_then_norm(case: Case, operation: Any, name: str) -> Variant:
 
         return both
 
-    def restore(index: int) -> None:
-        buffers[index].copy_(case.sets[index]["x"])
+    calls = list(map(call, case.sets, buffers))
+    return Variant(f"torch_{name}_rms_norm", calls, before=restored(case, buffers))
 
-    return Variant(name, list(map(call, case.sets, buffers)), before=restore)
+
+def one_shot_rms_norm(case: Case) -> Variant:
+    return _reduce_then_norm(case, "one_shot")
+
+
+def two_shot_rms_norm(case: Case) -> Variant:
+    return _reduce_then_norm(case, "two_shot")
 
 
 # ---------------------------------------------------------------------------------------------
 # All-gather and reduce-scatter
 
 
-def low_contention_all_gather(case: Case) -> Variant:
-    even(case, "_low_contention_all_gather")
-    operation, group = _find("_low_contention_all_gather"), case.group.group_name
+def _low_contention(case: Case, name: str, *more: str) -> Variant:
+    even(case, name)
+    operation, group = _find(name), case.group.group_name
     wait = torch.ops._c10d_functional.wait_tensor
-    return _each(case, lambda x: lambda: wait(operation(x, group)), "torch_low_contention")
+
+    def make(inputs: Any) -> Callable[[], Any]:
+        x = symmetric_copy(case, inputs["x"])
+        return lambda: wait(operation(x, *more, group))
+
+    return each(case, "torch_low_contention", make)
+
+
+def low_contention_all_gather(case: Case) -> Variant:
+    return _low_contention(case, "_low_contention_all_gather")
 
 
 def low_contention_reduce_scatter(case: Case) -> Variant:
-    even(case, "_low_contention_reduce_scatter")
-    operation, group = _find("_low_contention_reduce_scatter"), case.group.group_name
-    wait = torch.ops._c10d_functional.wait_tensor
-    return _each(case, lambda x: lambda: wait(operation(x, "sum", group)), "torch_low_contention")
+    return _low_contention(case, "_low_contention_reduce_scatter", "sum")
 
 
 def reduce_scatter_out(case: Case) -> Variant:
     even(case, "reduce_scatter_out")
     operation, group = _find("reduce_scatter_out"), case.group.group_name
 
-    def make(x: torch.Tensor) -> Callable[[], Any]:
+    def make(inputs: Any) -> Callable[[], Any]:
+        x = symmetric_copy(case, inputs["x"])
         flat = x.view(-1)
         out = torch.empty(flat.numel() // case.problem.num_ranks, dtype=x.dtype, device=x.device)
         shaped = out.view(case.problem.rows, *x.shape[1:])
@@ -131,7 +126,7 @@ def reduce_scatter_out(case: Case) -> Variant:
 
         return call
 
-    return _each(case, make, "torch_reduce_scatter_out")
+    return each(case, "torch_reduce_scatter_out", make)
 
 
 def copy_engine_all_gather(case: Case) -> Variant:
@@ -139,7 +134,8 @@ def copy_engine_all_gather(case: Case) -> Variant:
     even(case, "copy-engine pulls")
     rank, num_ranks = case.world.rank, case.problem.num_ranks
 
-    def make(x: torch.Tensor) -> Callable[[], Any]:
+    def make(inputs: Any) -> Callable[[], Any]:
+        x = symmetric_copy(case, inputs["x"])
         handle = symmetric.rendezvous(x, case.group.group_name)
         out = torch.empty((x.shape[0] * num_ranks, *x.shape[1:]), dtype=x.dtype, device=x.device)
         chunks = out.chunk(num_ranks)
@@ -155,39 +151,31 @@ def copy_engine_all_gather(case: Case) -> Variant:
 
         return call
 
-    return _each(case, make, "copy_engine_pulls")
+    return each(case, "copy_engine_pulls", make)
 
 
 # ---------------------------------------------------------------------------------------------
-# With a product behind
+# With a product before or behind
 
 
 def async_tp_ag_gemm(case: Case) -> Variant:
-    """torch's async tensor parallelism, as `fused_all_gather_matmul` decomposes it."""
-    if case.problem.scaling:
-        return _async_tp_scaled(case)
-    operation, group = _find("fused_all_gather_matmul"), case.group.group_name
+    """torch's async tensor parallelism, as `fused_all_gather_matmul` decomposes it; of fp8 scales
+    of rows are sharded as rows are."""
+    scaled, group, m = case.problem.scaling, case.group.group_name, case.problem.m
+    name = "fused_all_gather_scaled_matmul" if scaled else "fused_all_gather_matmul"
+    if scaled:
+        takes_rows(case, name)
+    operation = _find(name)
 
-    def call(inputs: Any) -> Callable[[], Any]:
-        a, b = padded(case, inputs["a"]), inputs["b"]
-        return lambda: operation(a, [b], 0, group)[1][0][: case.problem.m]
+    def make(inputs: Any) -> Callable[[], Any]:
+        a, b = padded(case, inputs["a"]), [inputs["b"]]
+        if not scaled:
+            return lambda: operation(a, b, 0, group)[1][0][:m]
+        scale_a, scale_b = padded(case, inputs["scale_a"]), [inputs["scale_b"]]
+        given = (0, group, [None], [None], [getattr(torch, case.problem.out_dtype)], [False])
+        return lambda: operation(a, b, scale_a, scale_b, *given)[1][0][:m]
 
-    return Variant("torch_async_tp", [call(inputs) for inputs in case.sets])
-
-
-def _async_tp_scaled(case: Case) -> Variant:
-    """The same of fp8, scales of rows sharded as rows are: `fused_all_gather_scaled_matmul`."""
-    takes_rows(case, "fused_all_gather_scaled_matmul")
-    operation, group = _find("fused_all_gather_scaled_matmul"), case.group.group_name
-    out_dtype = getattr(torch, case.problem.out_dtype)
-
-    def call(inputs: Any) -> Callable[[], Any]:
-        a, scale_a = padded(case, inputs["a"]), padded(case, inputs["scale_a"])
-        b, scale_b = [inputs["b"]], [inputs["scale_b"]]
-        given = (0, group, [None], [None], [out_dtype], [False])
-        return lambda: operation(a, b, scale_a, scale_b, *given)[1][0][: case.problem.m]
-
-    return Variant("torch_async_tp", [call(inputs) for inputs in case.sets])
+    return each(case, "torch_async_tp", make)
 
 
 def native_async_tp_ag_gemm(case: Case) -> Variant:
@@ -202,49 +190,44 @@ def native_async_tp_ag_gemm(case: Case) -> Variant:
             f"_async_input_mm: {case.problem.rows} rows of a rank do not divide by ranks"
         )
 
-    def call(inputs: Any) -> Callable[[], Any]:
+    def make(inputs: Any) -> Callable[[], Any]:
         a, b = padded(case, inputs["a"]), inputs["b"]
         return lambda: native(a, b, case.group.group_name)[1][: case.problem.m]
 
-    calls = [call(inputs) for inputs in case.sets]
     # Its stream-written flags are not made for recording.
-    return Variant("torch_async_tp_native", calls, modes=("queued", "eager"))
+    return each(case, "torch_async_tp_native", make, modes=("queued", "eager"))
 
 
 def async_tp_gemm_rs(case: Case) -> Variant:
     """torch's async tensor parallelism, as `fused_matmul_reduce_scatter` decomposes it."""
     even(case, "fused_matmul_reduce_scatter")
     operation, group = _find("fused_matmul_reduce_scatter"), case.group.group_name
+    return each(
+        case, "torch_async_tp",
+        lambda inputs: lambda: operation(inputs["a"], inputs["b"], "sum", 0, group),
+    )  # fmt: skip
 
-    def call(inputs: Any) -> Callable[[], Any]:
-        return lambda: operation(inputs["a"], inputs["b"], "sum", 0, group)
 
-    return Variant("torch_async_tp", [call(inputs) for inputs in case.sets])
-
-
-def _mm_then(case: Case, reduce: Callable[[torch.Tensor], Any], name: str) -> Variant:
+def _mm_then(case: Case, reduce: str, name: str) -> Variant:
     """A product into symmetric memory, and torch's all-reduce of it."""
-    problem = case.problem
-    shape = (problem.m, problem.n)
+    operation, group, problem = _find(reduce), case.group.group_name, case.problem
 
-    def call(inputs: Any) -> Callable[[], Any]:
-        empty = torch.empty(shape, dtype=problem.torch_dtype, device=case.world.device)
-        there = symmetric_copy(case, empty)
+    def make(inputs: Any) -> Callable[[], Any]:
+        shape, device = (problem.m, problem.n), case.world.device
+        there = symmetric_copy(case, torch.empty(shape, dtype=problem.torch_dtype, device=device))
 
         def both() -> Any:
             torch.mm(inputs["a"], inputs["b"], out=there)
-            return reduce(there)
+            return operation(there, "sum", group)
 
         return both
 
-    return Variant(name, [call(inputs) for inputs in case.sets])
+    return each(case, name, make)
 
 
 def mm_one_shot(case: Case) -> Variant:
-    operation, group = _find("one_shot_all_reduce"), case.group.group_name
-    return _mm_then(case, lambda x: operation(x, "sum", group), "mm_one_shot")
+    return _mm_then(case, "one_shot_all_reduce", "mm_one_shot")
 
 
 def mm_two_shot(case: Case) -> Variant:
-    operation, group = _find("two_shot_all_reduce_"), case.group.group_name
-    return _mm_then(case, lambda x: operation(x, "sum", group), "mm_two_shot")
+    return _mm_then(case, "two_shot_all_reduce_", "mm_two_shot")
