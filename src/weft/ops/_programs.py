@@ -16,9 +16,6 @@ from weft.compiler import (
     frontend,
 )
 from weft.ir.task import Program
-from weft.ops.all_reduce_rms_norm import program_of as all_reduce_rms_norm
-
-__all__ = ["all_reduce_rms_norm"]
 
 
 def ag_gemm(problem: Any) -> Program:
@@ -27,13 +24,6 @@ def ag_gemm(problem: Any) -> Program:
 
     a, b = (("m", problem.k), Shard(0)), ((problem.k, _all(problem, "n")), Shard(1))
     return _traced(ag_gemm, problem, a=a, b=b)
-
-
-def gemm_rs(problem: Any) -> Program:
-    return problem.traced()
-
-
-gemm_ar = gemm_rs
 
 
 def ag_moe(problem: Any) -> Program:
@@ -60,17 +50,6 @@ def moe_rs(problem: Any) -> Program:
         moe_rs, problem, x=((Times("m", problem.top_k), k), Shard(1)),
         logits=(("m", experts), Shard(0)), b=((experts, k, problem.n), Shard(1)),
     )  # fmt: skip
-
-
-def ag_attention(problem: Any) -> Program:
-    """Of one sequence: programs know of no others."""
-
-    def ag_attention(q, k, v):
-        keys, values = frontend.all_gather(k), frontend.all_gather(v)
-        return frontend.attention(q, keys, values, head=problem.d, causal=problem.causal)
-
-    q, k = ((("m", heads * problem.d), Shard(0)) for heads in (problem.q_heads, problem.kv_heads))
-    return _traced(ag_attention, problem, q=q, k=k, v=k)
 
 
 def _all(problem: Any, size: str) -> int:

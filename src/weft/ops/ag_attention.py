@@ -45,7 +45,8 @@ from weft.base import fields
 from weft.base.card import Op, Trial, trials
 from weft.base.errors import ConfigError, ShapeError
 from weft.base.target import Target
-from weft.compiler import layouts
+from weft.compiler import Shard, Tensor, frontend, layouts
+from weft.ir.task import Program
 from weft.ops import _baselines
 from weft.plan import call_cache, described, operations, problems
 from weft.plan.attention_launches import GatheredAttention
@@ -324,12 +325,27 @@ def fake(problem: Problem, inputs: Mapping[str, Any], rank: int = 0) -> tuple[An
     return out.to(problem.torch_dtype), out[..., 0].contiguous()
 
 
+def program_of(problem: Problem) -> Program:
+    """The operator as a tensor program, of one sequence: programs know of no others."""
+
+    def ag_attention(q, k, v):
+        keys, values = frontend.all_gather(k), frontend.all_gather(v)
+        return frontend.attention(q, keys, values, head=problem.d, causal=problem.causal)
+
+    q, k = (
+        Tensor(problem.dtype, ("m", heads * problem.d), Shard(0))
+        for heads in (problem.q_heads, problem.kv_heads)
+    )
+    return frontend.trace(ag_attention, "tp", {"q": q, "k": k, "v": k})
+
+
 SMALL = {"m": 40, "q_heads": 2, "kv_heads": 1, "d": 16, "sequences": 2, "causal": 1}
 op = Op(
     name="ag_attention", problem=Problem, config=Config, make_problem=make_problem,
     summary="out = softmax(q @ all_gather(k)^T) @ all_gather(v), causal, of packed sequences",
     make_inputs=make_inputs, reference=reference, run=run, candidates=candidates,
     kernels=described.kernels_of(run, make_inputs, candidates), fake=fake, takes_nodes=True,
+    program=program_of,
     baselines=_baselines.AG_ATTENTION, backward=("all_gather", "reduce_scatter"),
     default_shape={**SMALL, "m": 128, "q_heads": 4, "kv_heads": 2, "d": 32},
     smallest={**SMALL, "m": 16, "sequences": 0}, smallest_config={"pushers": 1, "chunks": 1},

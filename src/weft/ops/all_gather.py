@@ -45,12 +45,12 @@ from weft.compiler import layouts
 from weft.ops import _baselines
 from weft.plan import exchanges, operations
 from weft.plan.call_cache import check_shard, find_call, is_on_heap
-from weft.plan.exchanges import Config, Transport, candidates, choose, fake, kernels
+from weft.plan.exchanges import Config, Transport, candidates, choose, fake
 from weft.plan.vectors import VECTOR_BYTES
 from weft.runtime.world import World
 from weft.tiles import copied, exchange, fetch, packets, relay
 
-__all__ = ["Config", "Problem", "all_gather", "candidates", "choose", "fake", "kernels", "op"]
+__all__ = ["Config", "Problem", "all_gather", "candidates", "choose", "fake", "op"]
 
 GATHER = {"to_all": True, "sums": False}
 

@@ -27,7 +27,7 @@ Source  the design's section 4; the names are NCCL's and TensorRT-LLM's
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -35,8 +35,6 @@ from typing import Any
 import torch
 
 from weft.base.parts import full_part
-from weft.base.records import KernelRecord
-from weft.base.target import Target
 from weft.ops import _baselines
 from weft.ops.all_gather import Problem as Gather
 from weft.ops.all_gather import all_gather
@@ -49,7 +47,7 @@ from weft.plan.problems import sum_over_ranks
 from weft.runtime.world import World
 from weft.tiles import exchange, fetch, move, packets
 
-__all__ = ["Config", "Problem", "all_reduce", "candidates", "choose", "fake", "kernels", "op"]
+__all__ = ["Config", "Problem", "all_reduce", "candidates", "choose", "fake", "op"]
 
 ONE_SHOT = {"to_all": True, "sums": True}
 # From here on sums are relayed between nodes; not measured, for want of a network.
@@ -175,22 +173,10 @@ def run(
     return all_reduce(inputs["x"], world=world, config=config)
 
 
-def kernels(
-    problem: Problem, config: Config | None, target: Target
-) -> Iterator[tuple[Any, KernelRecord]]:
-    """The kernels that a call with this configuration launches, as records."""
-    config = config or choose(problem, target)
-    config.check(problem, target)
-    halves = _relayed(problem, config) if config.transport == "relay" else [(problem, config)]
-    for one, parts_config in halves:
-        yield from exchanges.kernels(one, parts_config, target)
-
-
 op = exchanges.card(
     Problem,
     reference,
     run,
-    kernels=kernels,
     summary="out[m, n] = sum(x over ranks), on every rank",
     on_heap=("sm_pull",),
     baselines=_baselines.ALL_REDUCE,

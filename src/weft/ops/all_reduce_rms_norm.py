@@ -11,7 +11,7 @@ Plan: a tensor program, `program_of`, which the compiler makes one kernel of.
                   sends the total to all
     two_shot_ll   the same by LL packets (weft.tiles.row_packets), for small m; sums in rank order
     one_shot_ll   LL packets too: every rank gets all rows of x and sums them. One hop
-    all_reduce, nccl    weft's all-reduce or the library's, then torch; nothing is fused
+    all_reduce    weft's all-reduce, then torch; nothing is fused
 Of the two results `total` alone travels. Each rank makes the norm of a row from the same bits.
 
 Signals: those of the generated kernel; `weft explain all_reduce_rms_norm --emit core` shows them.
@@ -30,9 +30,9 @@ from typing import Any
 
 import torch
 
+from weft.base import fields
 from weft.base.card import Op, trials
-from weft.base.errors import ConfigError, ShapeError
-from weft.base.records import KernelRecord
+from weft.base.errors import ConfigError
 from weft.base.target import Target
 from weft.compiler import Partial, Replicate, Tensor, frontend, layouts
 from weft.compiler.facts import Facts, Settings
@@ -40,31 +40,25 @@ from weft.compiler.passes.place import place
 from weft.compiler.pipeline import Stages, overlap
 from weft.ir.task import LL, Program
 from weft.ops import _baselines
-from weft.ops.all_reduce import all_reduce
-from weft.plan import described, nccl, operations, tuning_table
+from weft.plan import described, operations, tuning_table
 from weft.plan.call_cache import find_call
 from weft.plan.problems import Rows, make_problem, nodes_of, random_rows, sum_over_ranks
 from weft.plan.runner import PlanRunner
 from weft.runtime.world import World
 from weft.tiles import rows
 
-SM_PUSH, UNFUSED, LIBRARY = "sm_push", "all_reduce", nccl.TRANSPORT
-# Those that the compiler fuses.
-FUSED = (SM_PUSH, *LL)
-TRANSPORTS = (*FUSED, UNFUSED, LIBRARY)
+SM_PUSH, UNFUSED = "sm_push", "all_reduce"
+TRANSPORTS = (SM_PUSH, *LL, UNFUSED)
+FORMS = {"x": "m n", "residual": "m n", "weight": "n"}
 EPS = 1e-6
 
 
 def reference(problem: Problem, inputs: Sequence[Mapping[str, Any]]) -> list[Any]:
     """All ranks at once: sums in fp32 in the order of ranks, rounded once."""
     total = (sum_over_ranks(inputs) + inputs[0]["residual"].float()).to(problem.torch_dtype)
-    return [(_norm(total, inputs[0]["weight"], EPS), total) for _ in inputs]
-
-
-def _norm(total: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    value = total.float()
-    scale = torch.rsqrt(value.square().mean(1, keepdim=True) + eps)
-    return (value * scale * weight.float()).to(total.dtype)
+    scale = torch.rsqrt(total.float().square().mean(1, keepdim=True) + EPS)
+    normed = total.float() * scale * inputs[0]["weight"].float()
+    return [(normed.to(problem.torch_dtype), total) for _ in inputs]
 
 
 @dataclass(frozen=True)
@@ -88,9 +82,8 @@ class Config:
     def check(self, problem: Problem, target: Target) -> None:
         """Raises  ConfigError: a transport that does not fit the problem"""
         op, one, nodes = problem.op, f"transport={self.transport!r}", len(problem.nodes)
-        if self.transport not in TRANSPORTS:
-            raise ConfigError(f"{op}: {one}; it must be one of {', '.join(TRANSPORTS)}")
-        if self.transport in FUSED and problem.n > rows.MOST_COLUMNS:
+        fields.check_one_of(op, self, "transport", TRANSPORTS)
+        if self.transport != UNFUSED and problem.n > rows.MOST_COLUMNS:
             raise ConfigError(
                 f"{op}: n={problem.n}; a row is one tile, of up to {rows.MOST_COLUMNS} columns: "
                 f"take transport={UNFUSED!r}"
@@ -112,13 +105,6 @@ def candidates(problem: Problem, target: Target) -> Iterator[Config]:
                     yield Config(row.transport)
         yield Config(SM_PUSH)
     yield Config(UNFUSED)
-    if target.backend == "cuda":
-        yield Config(LIBRARY)
-
-
-def choose(problem: Problem, target: Target) -> Config:
-    """The configuration to take when nothing was measured: a pure function of both."""
-    return next(candidates(problem, target))
 
 
 def program_of(problem: Any, eps: float = EPS) -> Program:
@@ -143,8 +129,8 @@ def _stages(problem: Problem, target: Target, eps: float, transport: str) -> Sta
     placed = place(program_of(problem, eps))
     (summed,) = (one.name for one in placed.tasks if one.kind == "all_reduce")
     facts = Facts({"m": problem.num_ranks}, problem.num_ranks, target, problem.nodes)
-    engine = transport
-    if len(problem.nodes) > 1 or problem.num_ranks == 1:
+    engine = "library" if transport == UNFUSED else transport
+    if transport != UNFUSED and (len(problem.nodes) > 1 or problem.num_ranks == 1):
         engine = "sm_put" if problem.num_ranks > 1 else "sm_push"
     return overlap(placed, facts, Settings(engines={summed: engine}))
 
@@ -174,17 +160,10 @@ def all_reduce_rms_norm(
         return operations.as_operation(Problem.op, world, given, eps=eps, config=config)
     call = find_call(world, Problem.op, given, (float(eps), config), _Call)
     world.operator_call(call.name, call.tensors)
-    if call.runner is not None:
-        return call.runner.run({"x": x, "residual": residual, "weight": weight.view(1, -1)})
-    total = torch.empty_like(x)
-    if call.is_empty:
-        return torch.empty_like(x), total
-    if call.transport == LIBRARY:
-        nccl.all_reduce(world, x, total)
-    else:
-        all_reduce(x, world=world, out=total)
-    total += residual
-    return _norm(total, weight, eps), total
+    if call.runner is None:
+        return torch.empty_like(x), torch.empty_like(x)
+    given = {"x": x, "residual": residual, "weight": weight.view(1, -1)}
+    return call.runner.queue(given, call.runner.memory.results())
 
 
 class _Call:
@@ -193,32 +172,18 @@ class _Call:
     def __init__(
         self, world: World, x: Any, residual: Any, weight: Any, eps: float, config: Any
     ) -> None:
-        _check_tensors(world, x, residual, weight)
+        tensors = {"x": x, "residual": residual, "weight": weight}
+        layouts.bind_sizes(Problem.op, world, tensors, FORMS, {})
         (m, n), target, nodes = x.shape, world.target, nodes_of(world)
         problem = Problem(m, n, world.num_ranks, str(x.dtype), nodes)
-        config = config or choose(problem, target)
+        config = config or next(candidates(problem, target))
         config.check(problem, target)
-        self.transport, self.is_empty, self.runner = config.transport, problem.is_empty, None
         self.name = f"{problem.op} m={m},n={n} {problem.dtype} eps={eps} {config}"
-        if self.transport in FUSED and not self.is_empty:
-            stages = _stages(replace(problem, m=0), target, eps, self.transport)
-            tensors = {"x": x, "residual": residual, "weight": weight.view(1, -1)}
+        self.runner = None
+        if not problem.is_empty:
+            stages = _stages(replace(problem, m=0), target, eps, config.transport)
+            tensors = {**tensors, "weight": weight.view(1, -1)}
             self.runner = PlanRunner(world, stages, tensors, {"m": m})
-
-
-def _check_tensors(world: World, x: Any, residual: Any, weight: Any) -> None:
-    """Raises  ShapeError: tensors that do not fit together, or the world"""
-    op = Problem.op
-    for name, tensor in (("x", x), ("residual", residual), ("weight", weight)):
-        layouts.check_tensor(op, name, tensor, world)
-    if x.dim() != 2:
-        raise ShapeError(f"{op}: x has shape {tuple(x.shape)}; it must have two dimensions")
-    for name, tensor, shape in (("residual", residual, x.shape), ("weight", weight, x.shape[1:])):
-        if tensor.shape != shape or tensor.dtype != x.dtype:
-            raise ShapeError(
-                f"{op}: {name} is {tensor.dtype}{tuple(tensor.shape)}; with x of {x.dtype}"
-                f"{tuple(x.shape)} it must be {x.dtype}{tuple(shape)}"
-            )
 
 
 # ---------------------------------------------------------------------------------------------
@@ -226,7 +191,7 @@ def _check_tensors(world: World, x: Any, residual: Any, weight: Any) -> None:
 
 
 def make_inputs(problem: Problem, rank: int, seed: int = 0) -> dict[str, torch.Tensor]:
-    """Random tensors on the CPU, the same for one seed on every machine; x differs by rank."""
+    """Random tensors: the same for one seed on every machine; x differs by rank."""
     generator = torch.Generator().manual_seed(seed)
     residual = torch.randn(problem.m, problem.n, generator=generator).to(problem.torch_dtype)
     weight = torch.randn(problem.n, generator=generator).to(problem.torch_dtype)
@@ -237,22 +202,7 @@ def make_inputs(problem: Problem, rank: int, seed: int = 0) -> dict[str, torch.T
 def run(
     world: World, problem: Problem, inputs: Mapping[str, torch.Tensor], config: Config | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    return all_reduce_rms_norm(
-        inputs["x"], inputs["residual"], inputs["weight"], world=world, config=config
-    )
-
-
-_launched = described.kernels_of(run, make_inputs, candidates)
-
-
-def kernels(
-    problem: Problem, config: Config | None, target: Target
-) -> Iterator[tuple[Any, KernelRecord]]:
-    """The kernel that a call with this configuration launches, as a record."""
-    config = config or choose(problem, target)
-    config.check(problem, target)
-    if config.transport in FUSED:
-        yield from _launched(problem, config, target)
+    return all_reduce_rms_norm(**inputs, world=world, config=config)
 
 
 def fake(
@@ -273,7 +223,7 @@ op = Op(
     reference=reference,
     run=run,
     candidates=candidates,
-    kernels=kernels,
+    kernels=described.kernels_of(run, make_inputs, candidates),
     default_shape={"m": 64, "n": 256},
     # Rows of one length, so one kernel. What lies in a slot has other places in calls of other
     # sizes, so credits show; and packets of a call without its end are stale in the next.
@@ -290,5 +240,6 @@ op = Op(
     fake=fake,
     backward=(),
     takes_nodes=True,
-    composed=(UNFUSED, LIBRARY),
+    composed=(UNFUSED,),
+    program=program_of,
 )

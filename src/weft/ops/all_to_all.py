@@ -46,7 +46,7 @@ from weft.compiler import layouts
 from weft.ops import _baselines
 from weft.plan import exchanges, operations
 from weft.plan.call_cache import find_call
-from weft.plan.exchanges import Config, Transport, candidates, choose, kernels
+from weft.plan.exchanges import Config, Transport, candidates, choose
 from weft.plan.problems import random_rows
 from weft.runtime.world import World
 from weft.tiles import exchange, fetch, move, packets
@@ -60,7 +60,7 @@ from weft.tiles.splits import (
     exchange_by_splits,
 )
 
-__all__ = ["Config", "Problem", "all_to_all", "candidates", "choose", "fake", "kernels", "op"]
+__all__ = ["Config", "Problem", "all_to_all", "candidates", "choose", "fake", "op"]
 
 EXCHANGE = {"to_all": False, "sums": False}
 # Up to so many bytes a rank, variable splits are pushed, though push's slots are larger.

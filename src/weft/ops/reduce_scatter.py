@@ -46,12 +46,12 @@ import torch
 from weft.ops import _baselines
 from weft.plan import exchanges, operations
 from weft.plan.call_cache import find_call
-from weft.plan.exchanges import Config, Transport, candidates, choose, fake, kernels
+from weft.plan.exchanges import Config, Transport, candidates, choose, fake
 from weft.plan.problems import sum_over_ranks
 from weft.runtime.world import World
 from weft.tiles import exchange, fetch, packets, relay
 
-__all__ = ["Config", "Problem", "candidates", "choose", "fake", "kernels", "op", "reduce_scatter"]
+__all__ = ["Config", "Problem", "candidates", "choose", "fake", "op", "reduce_scatter"]
 
 SCATTER = {"to_all": False, "sums": True}
 

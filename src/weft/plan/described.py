@@ -29,12 +29,15 @@ Kernels = Iterator[tuple[Any, KernelRecord]]
 
 
 class DescribedWorld:
-    """Rank 0 of a world without memory: what it queues is nothing, but for launches."""
+    """Rank 0 of a world without memory: what it queues is nothing, but for launches. `is_on_heap`:
+    do tensors lie where peers read them?"""
 
     rank, device, name = 0, META, "described"
 
-    def __init__(self, num_ranks: int, target: Target, nodes: tuple[int, ...] = ()) -> None:
-        self.num_ranks, self.target = num_ranks, target
+    def __init__(
+        self, num_ranks: int, target: Target, nodes: tuple[int, ...] = (), is_on_heap: bool = False
+    ) -> None:
+        self.num_ranks, self.target, self.is_on_heap = num_ranks, target, is_on_heap
         version, ranks = map(triton_api.constexpr, (language_version(), num_ranks))
         self.arg = WorldArg(_meta(torch.int64), ranks, version)
         seats = [node for node, ranks in enumerate(nodes or (num_ranks,)) for _ in range(ranks)]
@@ -67,8 +70,8 @@ class DescribedWorld:
     def error_word(self, explain: Any) -> torch.Tensor:
         return _meta(torch.int64)
 
-    def offset(self, tensor: torch.Tensor) -> None:
-        """Tensors lie on no heap."""
+    def offset(self, tensor: torch.Tensor) -> int | None:
+        return 0 if self.is_on_heap else None
 
     def peer(self, tensor: torch.Tensor, rank: int) -> torch.Tensor:
         return tensor
@@ -119,7 +122,8 @@ def kernels_of(
         config = config or next(iter(candidates(problem, target)))
 
         def launched(one: Any) -> list[tuple[Any, KernelRecord]]:
-            world = DescribedWorld(one.num_ranks, target, one.nodes)
+            is_on_heap = getattr(one, "in_place", False)
+            world = DescribedWorld(one.num_ranks, target, one.nodes, is_on_heap)
             with FakeTensorMode():
                 drawn = make_inputs(one, 0)
             inputs = {name: _without_memory(value) for name, value in drawn.items()}

@@ -22,13 +22,11 @@ from torch import empty_like
 from torch.autograd.graph import increment_version
 
 from weft.base.card import Op, Trial, trials
-from weft.base.dtypes import DTYPES
 from weft.base.errors import ConfigError
-from weft.base.records import KernelRecord
 from weft.base.target import Target
 from weft.compiler import layouts
 from weft.language import triton_api
-from weft.plan import kernel_records, nccl, tuning_table
+from weft.plan import described, nccl, tuning_table
 from weft.plan.call_cache import check_out, is_on_heap
 from weft.plan.launches import REGISTERS_OF_THREAD, THREADS_OF_SM
 from weft.plan.problems import Rows, make_problem, nodes_of, random_rows
@@ -500,6 +498,8 @@ class Launches:
             return
         arguments = self.arguments(self._mail, x, out)
         kernel = self.fn[self.grid](*arguments, **self.options)
+        if kernel is None:  # described, not launched
+            return
         again = triton_api.relauncher(kernel, self.grid, arguments[2:])
         if again is not None:
             self._again[kind] = again
@@ -507,42 +507,6 @@ class Launches:
 
 # ---------------------------------------------------------------------------------------------
 # The card
-
-# Types of pointers that are not those of what is moved.
-POINTERS = {
-    **dict.fromkeys(("arrived", "steps", "words", "rows_ready", "parts_ready", "partials_ready",
-                     "splits", "num_received", "errors", "ranges"), "*i64"), "partials": "*fp32",
-}  # fmt: skip
-MOVED = ("x", "out", "boxes", "staged", "gathered", "received", "parts")
-
-
-def kernels(
-    problem: Any, config: Config | None, target: Target
-) -> Iterator[tuple[Any, KernelRecord]]:
-    """The kernels that a call with this configuration launches, as records."""
-    config = config or choose(problem, target)
-    config.check(problem, target)
-    if config.by_library:
-        return
-    transport, width = problem.transports[config.transport], width_of(problem.align_bytes)
-    packet = min(PACKET_BYTES, width)
-    extents = problem.extents(0, 1)
-    tuples = {name: type(one) for name, one in extents.items() if one is not None}
-    vec, word = _vector_of(problem, width)
-    element = f"*i{8 * (packet if config.by_packets else word)}"
-    if problem.sums:
-        element = f"*{DTYPES[problem.dtype].triton}"
-    constants = {
-        **{name: None for name in extents if name not in tuples}, "vec": vec, "width": packet,
-        "block": config.block, "sources": power_of_two(problem.num_ranks),
-        "in_place": problem.in_place, "shares_out": False, **transport.constants,
-    }  # fmt: skip
-    for fn in transport.programs:
-        yield kernel_records.record(
-            fn, f"{problem.op}.{fn.__name__}", problem.num_ranks,
-            {**POINTERS, **dict.fromkeys(MOVED, element)}, tuples=tuples, constants=constants,
-            options=config.options(target),
-        )  # fmt: skip
 
 
 def make_inputs(problem: Any, rank: int, seed: int = 0) -> dict[str, torch.Tensor]:
@@ -561,8 +525,9 @@ def card(kind: Any, reference: Any, run: Any, *, on_heap: Sequence[str] = (), **
     `more` is what is peculiar to the operator."""
     shape = {"m": 8, "n": 40}
     fields: dict[str, Any] = {
-        "make_problem": partial(make_problem, kind), "make_inputs": make_inputs,
-        "kernels": kernels, "fake": fake, "dtypes": kind.dtypes,
+        "make_problem": partial(make_problem, kind), "make_inputs": make_inputs, "fake": fake,
+        "kernels": described.kernels_of(run, more.get("make_inputs", make_inputs), candidates),
+        "dtypes": kind.dtypes,
         "default_shape": {"m": 256, "n": 256}, "smallest_config": {"block": 16},
         "trials": (
             *trials(shape), *(Trial((3,), {**shape, "m": 6}, one, on_heap=True) for one in on_heap),

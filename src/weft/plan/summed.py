@@ -235,6 +235,7 @@ def card(kind: type[Problem], run: Callable[..., Any]) -> dict[str, Any]:
         "run": run,
         "kernels": partial(kernels, run),
         "fake": fake,
+        "program": kind.traced,
         "takes_nodes": True,
         "default_shape": {"m": 256, "n": 256, "k": 256},
         "smallest": {"m": 32, "n": 16, "k": 16},

@@ -20,7 +20,8 @@ from weft.tune.variants import Variant
 def product(case: Case) -> Variant:
     """Of the operators that are one product: operands by the names that the operator has."""
     problem, world = case.problem, case.world
-    compiled = Compiled(getattr(_programs, case.card.name)(problem))
+    made = case.card.program or getattr(_programs, case.card.name)
+    compiled = Compiled(made(problem))
 
     def call(inputs: Mapping[str, Any]) -> Callable[[], Any]:
         return lambda: compiled(inputs["a"], inputs["b"], world=world, m=problem.m)
