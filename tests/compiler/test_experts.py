@@ -92,7 +92,7 @@ def replicated() -> Compiled:
 
 
 @pytest.mark.parametrize("made", [layer, dispatched, replicated])
-@pytest.mark.parametrize("num_ranks", [1, 2, 3])
+@pytest.mark.parametrize("num_ranks", [1, 3])
 def test_a_layer_equals_its_reference(ranks, made, num_ranks: int):
     """Ragged m, fewer tokens than ranks, none at all; more ranks than experts have."""
     compiled = made()

@@ -72,7 +72,7 @@ def several(ranks, seeds, num_ranks: int, made=random_layers) -> set[str]:
     }
 
 
-@pytest.mark.parametrize("num_ranks", [1, 2, 3])
+@pytest.mark.parametrize("num_ranks", [1, pytest.param(2, marks=pytest.mark.slow), 3])
 def test_random_layers(ranks, num_ranks: int):
     found = several(ranks, range(10 * num_ranks, 10 * num_ranks + 2), num_ranks)
     sums = {"reduce_scatter sm_push", "reduce_scatter ce_push"}

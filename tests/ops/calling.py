@@ -18,11 +18,18 @@ from weft.verify import compiled
 
 EMU = TARGETS["emu"]
 
-# One target of each family.
-EVERY_TRANSPORT = ("emu", "cuda:90", "hip:gfx942")
+# Targets, and whether kernels of every transport compile for them: for one of each family.
+COMPILED = [
+    *((name, name in ("emu", "cuda:90")) for name in TARGETS),
+    pytest.param("hip:gfx942", True, marks=pytest.mark.slow),
+]
 
 # Nodes by their sizes: every number of ranks that the operators promise, even and uneven nodes.
 NODES = [(1,), (2,), (3,), (4,), (8,), (2, 2), (1, 3), (3, 2), (2, 1, 1), (4, 4)]
+# Of these the largest and most uneven ones are tried in more time than a laptop has.
+MORE_NODES = [(8,), (3, 2), (2, 1, 1), (4, 4)]
+# What is chosen between nodes alone; within one it is tried for its own sake.
+BETWEEN_NODES = ("relay", "ring")
 
 
 def configs(op: Op, problem: Any) -> Iterator[Any]:
@@ -40,11 +47,15 @@ def cases(op: Op, shapes: Sequence[Mapping[str, int]]) -> list[Any]:
     """Nodes x transports; the shapes take turns, and every transport meets each of them."""
     found, turns = [], dict.fromkeys(op.problem.transports, 0)
     for nodes in NODES:
-        for transport in transports(op, nodes):
+        for i, transport in enumerate(transports(op, nodes)):
+            is_first = nodes == (8,) and i == 0
+            is_elsewhere = transport in BETWEEN_NODES and len(nodes) == 1 and nodes != (3,)
+            is_slow = is_elsewhere or (nodes in MORE_NODES and not is_first)
             shape = shapes[turns[transport] % len(shapes)]
             turns[transport] += 1
             name = f"{'+'.join(map(str, nodes))}-{transport}-{'x'.join(map(str, shape.values()))}"
-            found.append(pytest.param(nodes, transport, shape, id=name))
+            marks = [pytest.mark.slow] * is_slow
+            found.append(pytest.param(nodes, transport, shape, id=name, marks=marks))
     return found
 
 
@@ -124,12 +135,15 @@ def one_slot_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def check_kernels(
-    op: Op, target_name: str, shape: Mapping[str, int], dtype: str, in_place: bool = False
+    op: Op,
+    target_name: str,
+    every: bool,
+    shape: Mapping[str, int],
+    dtype: str,
+    in_place: bool = False,
 ) -> None:
-    """Kernels compile for a target, and pass the check after compilation.
-
-    Every transport's on one target of each family, and rows of odd length, which are moved element
-    by element; the transport to take first elsewhere.
+    """Kernels compile for a target, and pass the check after compilation: of the transport to take
+    first, or of every one, and of rows of odd length, which are moved element by element.
     """
     target = TARGETS[target_name]
     problem = op.make_problem(4, {**op.default_shape, **shape}, dtype, (4,))
@@ -142,7 +156,7 @@ def check_kernels(
         if config.reads_in_place or not in_place
     ]
     asked += [(odd, next(iter(op.candidates(odd, target))))]
-    for one, config in asked if target_name in EVERY_TRANSPORT else asked[:1]:
+    for one, config in asked if every else asked[:1]:
         for fn, record in op.kernels(one, config, target):
             binary = triton_api.compile_kernel(fn, record, target)
             if target.backend == "emu":

@@ -182,8 +182,8 @@ def test_every_candidate_passes_its_own_check(target, shape):
 COMPILED = [
     pytest.param("cuda:80", (4096, 2560, 8192), False, marks=pytest.mark.slow),
     *((target, (4096, 2560, 8192), False) for target in ("emu", "cuda:90")),
-    ("cuda:90", (4096, 256, 512), True),
-    ("hip:gfx942", (291, 70, 50), True),
+    pytest.param("cuda:90", (4096, 256, 512), True, marks=pytest.mark.slow),
+    pytest.param("hip:gfx942", (291, 70, 50), True, marks=pytest.mark.slow),
 ]
 
 

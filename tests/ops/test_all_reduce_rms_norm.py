@@ -100,12 +100,12 @@ def test_what_does_not_fit(ranks):
 @pytest.mark.parametrize(
     ("target", "transport", "shape"),
     [
-        ("cuda:80", "sm_push", (4096, 5120)),
+        pytest.param("cuda:80", "sm_push", (4096, 5120), marks=pytest.mark.slow),
         ("cuda:90", "sm_push", (2048, 16384)),
         ("cuda:90", "one_shot_ll", (4, 8192)),
-        ("cuda:100", "two_shot_ll", (16, 16384)),
+        pytest.param("cuda:100", "two_shot_ll", (16, 16384), marks=pytest.mark.slow),
         ("hip:gfx942", "sm_push", (4096, 8192)),
-        ("hip:gfx942", "two_shot_ll", (64, 4096)),
+        pytest.param("hip:gfx942", "two_shot_ll", (64, 4096), marks=pytest.mark.slow),
     ],
     ids=str,
 )

@@ -24,7 +24,8 @@ TRANSPORTS = ("sm_push", "one_shot_ll", "two_shot_ll")
 
 
 # Packets know no parts of rows, so fewer shapes are awkward for them.
-CASES = [("sm_push", *case.values) for case in AWKWARD]
+# Parts of rows are those of gemm_rs, which has all of AWKWARD.
+CASES = [("sm_push", *case.values) for case in AWKWARD[1:5]]
 CASES += [(way, *shape) for way in TRANSPORTS[1:] for shape in ((3, 91, 70, 50), (4, 1, 32, 32))]
 
 
@@ -34,8 +35,9 @@ def test_every_way_of_calling(ranks, num_ranks, m, n, k, transport):
     ranks(lambda: call_every_way(op, problem, config_for(op, problem, transport)), num_ranks)
 
 
-@pytest.mark.parametrize("transport", TRANSPORTS)
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize(
+    ("dtype", "transport"), [("float16", "sm_push"), *(("bfloat16", one) for one in TRANSPORTS)]
+)
 def test_half_precision_and_transposed_weights(ranks, dtype, transport):
     problem = problem_for(op, 3, 76, 48, 64, dtype, b_is_nk=True)
     ranks(lambda: call_every_way(op, problem, config_for(op, problem, transport)), 3)
@@ -68,7 +70,7 @@ def test_every_candidate_passes_its_own_check(target, shape):
 
 COMPILED = [
     *((target, (4096, 2560, 8192), True) for target in ("emu", "cuda:90", "hip:gfx942")),
-    ("cuda:90", (291, 70, 50), False),
+    pytest.param("cuda:90", (291, 70, 50), False, marks=pytest.mark.slow),
 ]
 
 
@@ -79,7 +81,9 @@ def test_compiles_everywhere_and_keeps_its_waits(target, shape, b_is_nk):
     check_products(op.kernels(problem, None, target), target)
 
 
-@pytest.mark.parametrize(("tile_n", "stages"), [(320, 3), (160, 5)])
+@pytest.mark.parametrize(
+    ("tile_n", "stages"), [pytest.param(320, 3, marks=pytest.mark.slow), (160, 5)]
+)
 def test_columns_that_are_no_power_of_two(tile_n, stages):
     """What has come from other ranks is unpacked in blocks of columns that are."""
     problem = problem_for(op, 4, 2048, 7680, 2048, "bfloat16", b_is_nk=True)
@@ -89,7 +93,7 @@ def test_columns_that_are_no_power_of_two(tile_n, stages):
     check_products(op.kernels(problem, config, target), target, WIDER_STACK_BYTES)
 
 
-@pytest.mark.parametrize("target", ["cuda:90", "hip:gfx942"])
+@pytest.mark.parametrize("target", ["cuda:90", pytest.param("hip:gfx942", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("transport", ["one_shot_ll", "two_shot_ll"])
 def test_packets_compile_for_few_rows(target, transport):
     problem = problem_for(op, 4, 9, 70, 50, "bfloat16")

@@ -159,21 +159,21 @@ def test_compiles_everywhere_and_keeps_its_waits(target, shape, b_is_nk):
     check_products(op.kernels(problem, None, target), target)
 
 
-def test_hoppers_tiles_in_turns_keep_their_sums_in_registers():
+@pytest.mark.parametrize("transport", [pytest.param("sm_push", marks=pytest.mark.slow), "ce_push"])
+def test_hoppers_tiles_in_turns_keep_their_sums_in_registers(transport):
     """What is spilled are a few sizes, once in a launch: nothing of a tile."""
     target = TARGETS["cuda:90"]
     problem = problem_for(op, 4, 2048, 8192, 2048, "bfloat16", b_is_nk=True)
     found = [c for c in candidates(problem, target) if c.template == "sm90" and c.tile_n == 128]
-    for transport in ("sm_push", "ce_push"):
-        config = next(one for one in found if one.transport == transport)
-        check_products(op.kernels(problem, config, target), target)
+    config = next(one for one in found if one.transport == transport)
+    check_products(op.kernels(problem, config, target), target)
 
 
 @pytest.mark.parametrize(("transport", "by_tma", "tile_n", "stages"), [
-    ("sm_push", True, 320, 3),
-    ("ce_push", False, 320, 3),
-    ("sm_push", True, 160, 5),
     ("ce_push", False, 160, 5),
+    pytest.param("sm_push", True, 320, 3, marks=pytest.mark.slow),
+    pytest.param("ce_push", False, 320, 3, marks=pytest.mark.slow),
+    pytest.param("sm_push", True, 160, 5, marks=pytest.mark.slow),
     pytest.param("sm_push", False, 160, 5, marks=pytest.mark.slow),
     pytest.param("sm_push", False, 320, 3, marks=pytest.mark.slow),
     pytest.param("sm_push", True, 192, 4, marks=pytest.mark.slow),

@@ -176,7 +176,14 @@ def test_what_does_not_fit(ranks):
     "target",
     ["cuda:90", *(pytest.param(one, marks=pytest.mark.slow) for one in ELSEWHERE)],
 )
-@pytest.mark.parametrize(("num_ranks", "experts"), [(4, 128), (2, 256), (1, 8)])
+@pytest.mark.parametrize(
+    ("num_ranks", "experts"),
+    [
+        (4, 128),
+        pytest.param(2, 256, marks=pytest.mark.slow),
+        pytest.param(1, 8, marks=pytest.mark.slow),
+    ],
+)
 def test_compiles_and_keeps_its_waits(target, num_ranks, experts):
     problem = Problem(4096, experts, num_ranks, "bfloat16", top_k=8)
     for fn, record in op.kernels(problem, None, TARGETS[target]):

@@ -55,7 +55,7 @@ def test_a_whole_layer(ranks, num_ranks, m, how):
 @pytest.mark.parametrize("nodes", [(3,), (2, 1)], ids=str)
 def test_called_in_turns_recorded_and_replayed_on_one_slot(ranks, nodes, monkeypatch):
     monkeypatch.setenv("WEFT_SLOTS", "1")
-    problem = problem_for(op, 3, 41, nodes=nodes)
+    problem = problem_for(op, 3, 20, nodes=nodes)
     main = call_in_turns(op, problem, small(op, problem))
     outs = [ranks(main, 3, nodes=nodes, seed=seed) for seed in range(2)]
     # The order of sums is fixed.
