@@ -164,7 +164,7 @@ def dtype(request) -> str:
     return request.param
 
 
-@pytest.mark.parametrize("b_is_nk", [True, False])
+@pytest.mark.parametrize("b_is_nk", [True, pytest.param(False, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("target", [t for t in TARGETS.values() if t.backend == "cuda"], ids=str)
 def test_is_pipelined_and_spills_nothing_on_nvidia(target, dtype, b_is_nk):
     kernel = compiled(target, dtype, b_is_nk=b_is_nk)
@@ -182,7 +182,7 @@ def test_is_pipelined_and_spills_nothing_on_nvidia(target, dtype, b_is_nk):
         assert instruction in ptx
 
 
-@pytest.mark.parametrize("b_is_nk", [True, False])
+@pytest.mark.parametrize("b_is_nk", [True, pytest.param(False, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("target", [t for t in TARGETS.values() if t.backend == "hip"], ids=str)
 def test_is_wide_and_spills_nothing_on_amd(target, dtype, b_is_nk):
     text = compiled(target, dtype, b_is_nk=b_is_nk).asm["amdgcn"]

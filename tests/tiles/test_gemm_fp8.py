@@ -147,7 +147,14 @@ def test_products_of_fp8_run_on_hoppers_tensor_cores(per_block):
 
 
 @pytest.mark.parametrize("per_block", [False, True])
-@pytest.mark.parametrize("target", ["cuda:90", "cuda:100", "hip:gfx942", "hip:gfx950"])
+@pytest.mark.parametrize(
+    "target",
+    [
+        "cuda:90",
+        "hip:gfx942",
+        *(pytest.param(one, marks=pytest.mark.slow) for one in ("cuda:100", "hip:gfx950")),
+    ],
+)
 def test_the_plain_twin_compiles(target, per_block):
     element = "fp8e5" if target == "hip:gfx942" else "fp8e4nv"
     tile = gemm.Tile.of(64, 128, 128, size_k=4096, b_is_nk=True)

@@ -185,8 +185,16 @@ def record_of(blocking, dtype: str, b_is_nk: bool, **more: str) -> KernelRecord:
     )
 
 
-@pytest.mark.parametrize("b_is_nk", [False, True])
-@pytest.mark.parametrize("blocking", [*BLOCKINGS, *WITH_REST], ids=[*NAMES, "192", "384"])
+def slow(*values):
+    return pytest.param(*values, marks=pytest.mark.slow)
+
+
+@pytest.mark.parametrize(("blocking", "b_is_nk"), [
+    (gemm_sm90.WIDE, True), (gemm_sm90.WIDE, False), (gemm_sm90.TURNS, True),
+    (gemm_sm90.MIDDLE, True), slow(gemm_sm90.WIDER, True), slow(gemm_sm90.TURNS, False),
+    slow(gemm_sm90.WIDER, False), slow(gemm_sm90.MIDDLE, False),
+    *(slow(one, b_is_nk) for one in WITH_REST for b_is_nk in (False, True)),
+])  # fmt: skip
 def test_products_run_on_tensor_cores_and_sums_stay_in_registers(blocking, b_is_nk):
     target = TARGETS["cuda:90"]
     record = record_of(blocking, "bf16", b_is_nk)
@@ -201,7 +209,9 @@ def test_products_run_on_tensor_cores_and_sums_stay_in_registers(blocking, b_is_
     assert report.ok, str(report)
 
 
-@pytest.mark.parametrize("blocking", BLOCKINGS, ids=NAMES)
+@pytest.mark.parametrize("blocking", [
+    gemm_sm90.WIDE, gemm_sm90.TURNS, slow(gemm_sm90.WIDER), slow(gemm_sm90.MIDDLE),
+], ids=NAMES)  # fmt: skip
 def test_a_tile_is_announced_when_its_stores_are_complete(blocking):
     record = record_of(blocking, "bf16", False, d="*fp32", told="*i64",
                        world=["*i64", "constexpr", "constexpr"])  # fmt: skip
@@ -221,8 +231,8 @@ def test_a_tile_is_announced_when_its_stores_are_complete(blocking):
 
 
 @pytest.mark.parametrize(("blocking", "waits"), [
-    (gemm_sm90.WIDE, 4), (gemm_sm90.TURNS, 2), (gemm_sm90.WIDER, 4), (gemm_sm90.MIDDLE, 4),
-    (NARROW, 4),
+    (gemm_sm90.WIDE, 4), slow(gemm_sm90.TURNS, 2), slow(gemm_sm90.WIDER, 4),
+    slow(gemm_sm90.MIDDLE, 4), slow(NARROW, 4),
 ], ids=[*NAMES, "narrow"])  # fmt: skip
 def test_a_chunk_is_not_overwritten_that_is_still_stored_from(blocking, waits):
     """Of an odd number of chunks a tile's last lies where the next one's first will; of halves of a
