@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 from pathlib import Path
 
 import pytest
@@ -121,6 +122,14 @@ def test_a_program_is_verified(model, capsys):
 def test_a_program_is_compiled_ahead(model, capsys):
     assert main(["compile", f"{model}:mlp", "--target", "cuda:90", "--ranks", "2", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["kernels"]
+
+
+def test_work_travels_to_the_processes_of_ranks(model):
+    """By name: a card holds functions that no pickle does."""
+    for name, shape in (("ag_gemm", {"m": 8, "n": 4, "k": 4}), (f"{model}:mlp", {"m": 9})):
+        work = Work(find_op(name), 3, shape, "float32", (2, 1))
+        there = pickle.loads(pickle.dumps(work))
+        assert there == work and there.op is work.op
 
 
 @pytest.mark.gpu(2)
