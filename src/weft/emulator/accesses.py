@@ -16,7 +16,7 @@ from weft.base.place import Place
 from weft.base.vocabulary import Scope
 from weft.emulator.choices import Chooser, Sight
 from weft.emulator.clocks import Agents, Clock
-from weft.emulator.findings import Findings
+from weft.emulator.findings import Findings, index_of
 from weft.emulator.ledger import Ledger
 from weft.emulator.memory import Allocation, Memory
 from weft.emulator.observation import Observation, Observer, Watch
@@ -70,7 +70,7 @@ class Access:
     """
 
     __slots__ = ("allocation", "by", "cells", "loc", "segment", "shadow")
-    what = ""
+    what, fault = "", "uninitialised"
 
     def __init__(
         self, by: Accessor, allocation: Allocation, loc: Any, cells: np.ndarray,
@@ -106,7 +106,8 @@ class Access:
 
     def unwritten(self, number: int) -> bool:
         """It looks at cells that nothing has written; says whether it leaves no trace there."""
-        self.by.findings.uninitialised(self.by, self.allocation, self.where(number), self.loc)
+        index = index_of(self.allocation, self.where(number))
+        self.by.findings.fault(self.fault, self.by, self.loc, self.allocation, index)
         return False
 
 
@@ -171,11 +172,7 @@ class Awaited(Atomic):
     """The look that ends a wait."""
 
     __slots__ = ()
-    what = "wait"
-
-    def unwritten(self, number: int) -> bool:
-        self.by.findings.stale_signal(self.by, self.allocation, self.where(number), self.loc)
-        return False
+    what, fault = "wait", "stale signal"
 
 
 class Accessor:

@@ -131,7 +131,8 @@ class Actor(Accessor):
         if self.checks and found is not None:
             cell = (address - found.address) // found.cell_bytes
             if self.shadow.histories[int(found.shadow[cell])].is_unwritten:
-                self.findings.stale_signal(self, found, cell, None)
+                index = found.index(address, found.cell_bytes)
+                self.findings.fault("stale signal", self, None, found, index)
         self._word(address, "takes", Order.ACQ_REL, "take", value=0)
 
     def _word(

@@ -26,7 +26,7 @@ from weft.base.report import Finding, Report, Side
 from weft.base.vocabulary import Scope
 from weft.emulator import remedies
 from weft.emulator.clocks import Agents, Identity
-from weft.emulator.memory import Allocation
+from weft.emulator.memory import Allocation, index_text
 from weft.emulator.observation import Watch
 from weft.emulator.remedies import Age, Before
 
@@ -57,6 +57,37 @@ ERRORS: dict[str, type[Exception]] = {
     "endless loop": EndlessLoopError,
     "assertion": AssertionError,
 }
+
+# What is wrong with a single access: in words, what its side does, the remedy.
+FAULTS = {
+    "uninitialised": (
+        "{element} is read, but nothing has written it", "reads",
+        "write it first, or wait for the rank that does",
+    ),
+    "stale signal": (
+        "the wait for {element} is satisfied by what memory held before: nothing has written the"
+        " word since it was allocated", "waits for",
+        "take signals from world.signals or a workspace: zeroed and never recycled",
+    ),
+    "plain spin": (
+        "a loop waits for {element} with plain loads: a compiler may read the word once, and"
+        " nothing read afterwards is ordered", "spins on",
+        "wait with wl.wait, or poll with an acquire atomic",
+    ),
+    "stale flag": (
+        "{element} holds a packet of flag {flag} already: whoever waits for it cannot tell the new"
+        " one from the old", "puts", "give every round another flag, not 0 in zeroed memory",
+    ),
+    "unfinished transfer": (
+        "the program ends with this transfer under way: no fence and no quiet comes after it, so"
+        " nobody can know when it is over", "starts a transfer",
+        "end with wl.quiet(world), or with wl.fence(world) and a signal",
+    ),
+    "epoch not advanced": (
+        "{element} is set from {seen} back to {value}: an epoch did not advance", "sets",
+        "signal words only grow; derive the value from the slot's epoch",
+    ),
+}  # fmt: skip
 
 # Findings of one kind and pair of lines are reported once; so many different ones are kept.
 MAX_FINDINGS = 64
@@ -257,90 +288,48 @@ class Findings:
         first = self.side(by, by.place_of(loc), note="adds a float to", **where)
         self.report.arrivals.append((first, second))
 
-    def _file(
+    def fault(
+        self,
+        kind: str,
+        by: Any,
+        loc: Any,
+        allocation: Allocation | None = None,
+        index: Any = 0,
+        **values: Any,
+    ) -> None:
+        """A finding of FAULTS, of one side, about an element of `allocation`."""
+        message, note, remedy = FAULTS[kind]
+        if allocation is not None:
+            values["element"] = element_name(allocation, index)
+        self._one_sided(kind, message.format(**values), by, loc, note, remedy, allocation, index)
+
+    def _one_sided(
         self, kind: str, message: str, by: Any, loc: Any, note: str, remedy: str,
-        where: tuple[Allocation, Any] | None = None,
+        allocation: Allocation | None, index: Any,
     ) -> None:  # fmt: skip
-        """A finding of one side, which did `note` with the element `where`."""
-        fields = {} if where is None else {"tensor": tensor_name(where[0]), "index": where[1]}
-        side = self.side(by, by.place_of(loc), note=note, **fields)
+        where = {"tensor": tensor_name(allocation), "index": index} if allocation else {}
+        side = self.side(by, by.place_of(loc), note=note, **where)
         self.find(Finding(kind, message, side, remedy=remedy))
 
-    def uninitialised(self, by: Any, allocation: Allocation, cell: int, loc: Any) -> None:
-        index = index_of(allocation, cell)
-        self._file(
-            "uninitialised",
-            f"{element_name(allocation, index)} is read, but nothing has written it",
-            by, loc, "reads", "write it first, or wait for the rank that does",
-            (allocation, index),
-        )  # fmt: skip
-
-    def stale_signal(self, by: Any, allocation: Allocation, cell: int, loc: Any) -> None:
-        index = index_of(allocation, cell)
-        self._file(
-            "stale signal",
-            f"the wait for {element_name(allocation, index)} is satisfied by what memory held"
-            " before: nothing has written the word since it was allocated",
-            by, loc, "waits for",
-            "take signals from world.signals or a workspace: zeroed and never recycled",
-            (allocation, index),
-        )  # fmt: skip
-
     def out_of_bounds(self, by: Any, address: int, itemsize: int, what: str, loc: Any) -> None:
-        near = by.memory.nearest(address)
-        message, where = f"{what} address {address:#x}, which belongs to no tensor", None
+        near, flat = by.memory.nearest(address), 0
+        message = f"{what} address {address:#x}, which belongs to no tensor"
         if near is not None:
             flat = (address - near.address) // itemsize
-            where = near, flat
             shape = f", shape {list(near.shape)}" if near.shape else ""
             message = (
                 f"{what} element {flat} of {tensor_name(near)} of rank {near.rank}, which has"
                 f" {near.nbytes // itemsize} elements{shape}"
             )
         remedy = "mask the access, or check sizes and strides"
-        self._file("out of bounds", message, by, loc, what, remedy, where)
-
-    def plain_spin(self, by: Any, allocation: Allocation, index: int, loc: int) -> None:
-        self._file(
-            "plain spin",
-            f"a loop waits for {element_name(allocation, index)} with plain loads: a compiler may"
-            " read the word once, and nothing read afterwards is ordered",
-            by, loc, "spins on", "wait with wl.wait, or poll with an acquire atomic",
-            (allocation, index),
-        )  # fmt: skip
-
-    def stale_flag(self, by: Any, allocation: Allocation, index: int, flag: int, loc: int):
-        """A packet over one of the same flag: a wait may take the old one for the new."""
-        self._file(
-            "stale flag",
-            f"{element_name(allocation, index)} holds a packet of flag {flag} already: whoever"
-            " waits for it cannot tell the new one from the old",
-            by, loc, "puts", "give every round another flag, not 0 in zeroed memory",
-            (allocation, index),
-        )  # fmt: skip
-
-    def unfinished(self, by: Any, loc: int) -> None:
-        self._file(
-            "unfinished transfer",
-            "the program ends with this transfer under way: no fence and no quiet comes after it,"
-            " so nobody can know when it is over",
-            by, loc, "starts a transfer",
-            "end with wl.quiet(world), or with wl.fence(world) and a signal",
-        )  # fmt: skip
+        self._one_sided("out of bounds", message, by, loc, what, remedy, near, flat)
 
     def check_set(self, by: Any, allocation: Allocation, index, kind, value, loc: int) -> None:
         """A SET that takes a signal word backwards loses a signal for whoever counts on it."""
         seen = allocation.view(kind)[index]
         is_back = seen > value and int(seen) - int(value) < 1 << (kind.itemsize * 8 - 1)
         if is_back and not (value == 0 or seen == kind.type(1)):
-            self._file(
-                "epoch not advanced",
-                f"{element_name(allocation, index)} is set from {seen} back to {value}: an epoch"
-                " did not advance",
-                by, loc, "sets",
-                "signal words only grow; derive the value from the slot's epoch",
-                (allocation, index),
-            )  # fmt: skip
+            self.fault("epoch not advanced", by, loc, allocation, index, seen=seen, value=value)
 
     def failure(
         self, by: Any, error: type[Exception], kind: str, message: str, place: Place, remedy: str,
@@ -364,7 +353,3 @@ def index_of(allocation: Allocation, cell: int) -> int | tuple[int, ...]:
     """The element that a cell is, or is part of, in the tensor's own shape."""
     address = allocation.address + cell * allocation.cell_bytes
     return allocation.index(address, allocation.cell_bytes)
-
-
-def index_text(index: Any) -> str:
-    return ", ".join(map(str, index)) if isinstance(index, tuple) else str(index)

@@ -99,6 +99,10 @@ def covers(first: Scope, second: Scope, same_rank: bool) -> bool:
     return all(s is Scope.SYSTEM or (s is Scope.DEVICE and same_rank) for s in (first, second))
 
 
+def index_text(index: int | tuple[int, ...]) -> str:
+    return ", ".join(map(str, index)) if isinstance(index, tuple) else str(index)
+
+
 class Allocation:
     """A range of addresses on one rank.
 
@@ -167,9 +171,7 @@ class Allocation:
 
     def word_name(self, address: int, itemsize: int) -> str:
         """The element at `address` as one writes it: `rows_ready[3]`."""
-        index = self.index(address, itemsize)
-        text = ", ".join(map(str, index)) if isinstance(index, tuple) else str(index)
-        return f"{self.name}[{text}]"
+        return f"{self.name}[{index_text(self.index(address, itemsize))}]"
 
     def __repr__(self) -> str:
         return f"{self.name}@rank{self.rank}[{self.nbytes} bytes]"

@@ -23,6 +23,7 @@ import numpy as np
 
 from weft.emulator.accesses import Read, Write
 from weft.emulator.clocks import Clock
+from weft.emulator.findings import index_of
 from weft.emulator.memory import WORD
 from weft.emulator.observation import Watch
 from weft.emulator.scheduler import SIGNALS_IN_A_TILE
@@ -157,7 +158,7 @@ class PacketAccess(Synchronising):
         same = old >> FLAG_SHIFT == new >> FLAG_SHIFT
         for number, flag in zip(index[same].tolist(), (new[same] >> FLAG_SHIFT).tolist()):
             if not self._is_unwritten(allocation, number):
-                self.findings.stale_flag(self, allocation, number, flag, loc)
+                self.findings.fault("stale flag", self, loc, allocation, number, flag=flag)
                 return
 
     def _is_unwritten(self, allocation, number: int) -> bool:
@@ -183,7 +184,8 @@ class PacketAccess(Synchronising):
         if self.checks:  # what memory held before anybody wrote it may look like a packet
             for number in index.tolist():
                 if self._is_unwritten(allocation, number):
-                    self.findings.uninitialised(self, allocation, number * factor, loc)
+                    first = index_of(allocation, number * factor)
+                    self.findings.fault("uninitialised", self, loc, allocation, first)
                     break
         if self.scheduler.explores:
             self.pause("wait", lambda: bool(np.any((view[index] >> FLAG_SHIFT) != flag)))
@@ -270,7 +272,7 @@ class Transfers(PacketAccess):
     def leave_transfers(self) -> None:
         """The program ends: nothing says when what it has not fenced will be over."""
         if self._unfenced is not None:
-            self.findings.unfinished(self, self._unfenced)
+            self.findings.fault("unfinished transfer", self, self._unfenced)
 
     def atomic(self, allocation, index, dtype, loc, order, scope, change, *, how="update", **more):
         fenced, modified = self._fenced, how == "set"

@@ -270,7 +270,7 @@ class PlainAccess(Accessor):
         self._spins = self._spins + 1 if spin == self._last_spin else 0
         self._last_spin = spin
         if self._spins > SPIN_LIMIT:
-            self.findings.plain_spin(self, allocation, index, loc)
+            self.findings.fault("plain spin", self, loc, allocation, index)
             self.poll(allocation, index, dtype, loc, value)
         return value
 
