@@ -9,9 +9,10 @@ from compiled_kernels import build
 
 from weft.base.records import KernelRecord
 from weft.base.target import TARGETS
+from weft.emulator.ttir import Op
 from weft.language import triton_api
 from weft.verify import amdgcn, compiled, flow, llvm, ptx, ttgir
-from weft.verify.places import AssemblyLines, MlirLocations, coarse, key_of, place_of
+from weft.verify.places import AssemblyLines, coarse, key_of, place_of
 from weft.verify.waits import find_waits
 
 TTIR = """
@@ -51,19 +52,18 @@ module {
 """  # noqa: E501
 
 
-def operations(text: str, name: str) -> list[ttgir.Operation]:
+def operations(text: str, name: str) -> list[Op]:
     return [one for one in ttgir.parse(text).kernel.walk() if one.name == name]
 
 
-def test_places_of_every_form():
-    table = MlirLocations(TTIR)
-    assert table.resolve("#loc7") == (("/src/k.py", 10, 0),)
-    assert table.resolve("#loc3") == (("/src/k.py", 12, 3), ("/src/user.py", 40, 1))
-    assert table.resolve("#loc5") == (("/src/k.py", 12, 3),)
-    assert table.resolve("unknown") == ()
-    place = place_of(table.resolve("#loc3"))
+def test_places_with_columns_the_innermost_first():
+    (load,) = operations(TTIR, "tt.load")
+    assert load.chain == (("/src/k.py", 12, 3), ("/src/user.py", 40, 1))
+    (store,) = operations(TTIR, "tt.store")
+    assert store.chain == (("/src/k.py", 12, 3),)
+    place = place_of(load.chain)
     assert (place.outermost.file, place.outermost.line) == ("/src/user.py", 40)
-    assert key_of(table.resolve("#loc2")) == (("k.py", 12, 3),)
+    assert key_of(store.chain) == (("k.py", 12, 3),)
     assert coarse((("k.py", 12, 3),)) == (("k.py", 12, 0),)
 
 
@@ -121,25 +121,45 @@ def test_places_of_a_function_that_calls_itself(depth):
     assert [lines.read(line) for line in text.splitlines()][6] == (chain,)
 
 
-def test_operations_have_operands_regions_and_sources():
+def test_where_values_and_addresses_come_from():
     function = ttgir.parse(TTIR).kernel
-    assert function.name == "k" and function.arguments == ["%p", "%n"]
-    assert "tt.divisibility = 16" in function.argument_attributes[0]
-    (loop,) = operations(TTIR, "scf.for")
-    assert loop.operands == ["%c0_i32", "%n", "%n", "%p", "%c0_i32"]
-    assert loop.results == ["%x#0", "%x#1"]
-    assert loop.regions[0][0].arguments == ["%i", "%q", "%s"]
-    (load,) = operations(TTIR, "tt.load")
-    assert load.parent.index == loop.index and function.bases(load.operands[0]) == {0}
-    (store,) = operations(TTIR, "tt.store")
+    assert function.name == "k" and [one.name for one in function.arguments] == ["p", "n"]
+    (loop,) = (one for one in function.walk() if one.name == "scf.for")
+    assert [one.name for one in loop.operands] == ["c0_i32", "n", "n", "p", "c0_i32"]
+    assert [one.name for one in loop.results] == ["x#0", "x#1"]
+    assert [one.name for one in loop.regions[0].args] == ["i", "q", "s"]
+    (load,) = (one for one in function.walk() if one.name == "tt.load")
+    assert list(function.ancestors(load)) == [loop] and function.bases(load.operands[0]) == {0}
+    (store,) = (one for one in function.walk() if one.name == "tt.store")
     assert function.bases(store.operands[0]) == {0}
-    assert function.roots(store.operands[1]) == {0, 1}
+    assert function.slice(store.operands[1]) >= set(function.arguments)
 
 
 def test_names_that_sibling_regions_share_are_told_apart():
     (add,) = operations(TTIR, "tt.addptr")
     (atomic,) = operations(TTIR, "tt.atomic_rmw")
-    assert add.result != atomic.result  # both print as %1
+    assert add.result.name == atomic.result.name == "1" and add.result is not atomic.result
+
+
+def test_regions_of_warps_are_those_of_their_operation():
+    text = """
+  tt.func public @k(%p: !tt.ptr<i32>) {
+    ttg.warp_specialize(%p)
+    default {
+      ttg.warp_yield loc(#loc)
+    }
+    partition0(%q: !tt.ptr<i32>) num_warps(4) {
+      %1 = tt.load %q : !tt.ptr<i32> loc(#loc)
+      ttg.warp_return loc(#loc)
+    } : (!tt.ptr<i32>) -> () loc("k.py":3:1)
+    tt.return
+  }
+"""
+    function = ttgir.parse(text).kernel
+    (load,) = (one for one in function.walk() if one.name == "tt.load")
+    (split,) = function.ancestors(load)
+    assert function.bases(load.operands[0]) == {0}
+    assert len(split.regions) == 2 and split.chain == (("k.py", 3, 1),)
 
 
 def test_a_spin_is_a_wait_and_a_loop_over_data_is_none():
@@ -327,10 +347,9 @@ def test_every_operation_of_a_real_kernel_is_read():
     asm = build(kernels.woven, "cuda:90", BULK_LOAD=True, BULK_STORE=True).asm
     for stage in ("ttir", "ttgir"):
         function = ttgir.parse(asm[stage]).kernel
-        known = {"%" + name for name in ("true", "false")} | set(function.arguments)
-        known |= set(function.definitions) | set(function.sources)
-        blocks = (b for one in function.walk() for region in one.regions for b in region)
-        known |= {argument for block in blocks for argument in block.arguments}
+        known = {*function.arguments, *function.definitions, *function.sources}
+        regions = [region for one in function.walk() for region in one.regions]
+        known |= {arg for region in regions for block in region.blocks for arg in block.args}
         for operation in function.walk():
             assert operation.name.split(".")[0] in {
                 "tt", "ttg", "ttng", "arith", "scf", "gpu", "math", "ub",

@@ -6,12 +6,15 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
 from weft.base.errors import CompileError
 from weft.base.place import Place
+
+Chain = tuple[tuple[str, int, int], ...]  # (file, line, column)
 
 
 @dataclass(frozen=True)
@@ -73,13 +76,21 @@ class Region:
     def ops(self) -> list[Op]:
         return self.blocks[0].ops
 
+    def walk(self) -> Iterator[Op]:
+        """Every operation in it, at any depth, in the order of the text."""
+        for block in self.blocks:
+            for op in block.ops:
+                yield op
+                yield from op.inside()
+
 
 @dataclass(eq=False)
 class Op:
     """One operation.
 
     `words` are the bare words and literals before the types, in order ("slt", "acquire", "42");
-    `attributes` everything spelled `name = value`; `strings` the quoted texts.
+    `attributes` everything spelled `name = value`; `strings` the quoted texts. `chain` is the
+    place with columns, the innermost call first.
     """
 
     name: str
@@ -93,6 +104,12 @@ class Op:
     regions: list[Region]
     place: Place
     text: str
+    chain: Chain = ()
+
+    def inside(self) -> Iterator[Op]:
+        """Every operation within its regions, at any depth, in the order of the text."""
+        for region in self.regions:
+            yield from region.walk()
 
     @property
     def result(self) -> Value:

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from functools import cache
 
 from weft.base.place import Frame, Place
+from weft.emulator.ttir import Chain
 
 _FILE = re.compile(r'^"((?:[^"\\]|\\.)*)":(\d+):(\d+)')
 _NAMED = re.compile(r'^"(?:[^"\\]|\\.)*"(?:\((.*)\))?$', re.DOTALL)
@@ -19,34 +20,42 @@ class Locations:
 
     def __init__(self, aliases: dict[str, str]) -> None:
         self.aliases = aliases
-        self.places: dict[str, Place] = {}
+        self.chains: dict[str, Chain] = {}
+        self.places: dict[Chain, Place] = {}
 
     def place(self, text: str) -> Place:
-        if text not in self.places:
-            self.places[text] = Place(tuple(self._frames(text.strip())))
-        return self.places[text]
+        """The chain of calls, the outermost first, with the functions' names."""
+        chain = self.chain(text)
+        if chain not in self.places:
+            self.places[chain] = Place(tuple(
+                Frame(file, line, enclosing_function(file, line)) for file, line, _ in chain[::-1]
+            ))  # fmt: skip
+        return self.places[chain]
 
-    def _frames(self, text: str) -> list[Frame]:
-        """The chain of `text`, outermost call first."""
+    def chain(self, text: str) -> Chain:
+        """The same with columns, the innermost call first; empty where nothing is known."""
+        text = text.strip()
+        if text not in self.chains:
+            self.chains[text] = ()  # a malformed table that refers to itself ends here
+            self.chains[text] = self._chain(text)
+        return self.chains[text]
+
+    def _chain(self, text: str) -> Chain:
         if text.startswith("#loc"):
-            return self._frames(self.aliases.get(text, "unknown"))
+            return self.chain(self.aliases.get(text, "unknown"))
         if match := _FILE.match(text):
-            file, line = match.group(1), int(match.group(2))
-            return [Frame(file, line, enclosing_function(file, line))]
+            return ((match[1], int(match[2]), int(match[3])),)
         if text.startswith("callsite("):
             callee, caller = _split(text[9:-1], " at ")
-            callee_frames = self._frames(callee)
             # A callee of unknown place says nothing: the call is the best there is.
-            return self._frames(caller) + callee_frames
+            return self.chain(callee) + self.chain(caller)
         if text.startswith("fused"):
             inner = text[text.index("[") + 1 : text.rindex("]")]
-            for part in commas(inner):
-                if frames := self._frames(part):
-                    return frames
-            return []
+            parts = [self.chain(part) for part in commas(inner)]
+            return next((part for part in parts if part and part[0][1]), ())
         if match := _NAMED.match(text):
-            return self._frames(match.group(1).strip()) if match.group(1) else []
-        return []
+            return self.chain(match[1]) if match[1] else ()
+        return ()
 
 
 def _split(text: str, separator: str) -> tuple[str, str]:

@@ -1,4 +1,4 @@
-"""TTIR text, read into the tree of `ttir.py`.
+"""TTIR and TTGIR text, read into the tree of `ttir.py`.
 
 Triton prints one statement per line, and a region starts at a line that ends with `{`; so the
 parser reads lines, and only the inside of a statement is cut into tokens. Attributes that a later
@@ -23,11 +23,13 @@ from weft.emulator.ttir_tokens import (
     unescape,
 )
 
+_PARTITION = re.compile(r"(?:default|partition\d+\((.*)\) num_warps\(\d+\)) ?\{$")
+
 
 def parse(text: str) -> Module:
-    """The module printed as `text`.
+    """The module printed as `text`, of TTIR or of TTGIR.
 
-    Raises  CompileError: text that is not TTIR as Triton prints it
+    Raises  CompileError: text that is not as Triton prints it
     """
     return _Parser(text).module()
 
@@ -137,8 +139,19 @@ class _Parser:
                 else:
                     blocks.append(Block(label, block_args))
                 continue
+            if match := _PARTITION.match(line):
+                self.cursor += 1
+                self.partition(blocks[-1].ops[-1], match[1] or "")
+                continue
             blocks[-1].ops.append(self.op())
         raise CompileError("TTIR ends inside a region")
+
+    def partition(self, op: Op, args: str) -> None:
+        """A region of `ttg.warp_specialize`, which begins on a line of its own."""
+        region, tail = self.region(self.arguments(args))
+        op.regions.append(region)
+        if location := cut_location(tail)[1]:
+            op.place, op.chain = self.locations.place(location), self.locations.chain(location)
 
     def block_header(self, line: str) -> tuple[str, list[Value]]:
         label = re.match(r"\^[\w$.-]+", line).group()
@@ -171,6 +184,7 @@ class _Parser:
         header, location = cut_location(header)
         place = self.locations.place(location) if location else UNKNOWN
         op = self.statement(name, header, bindings, place, line)
+        op.chain = self.locations.chain(location)
         op.regions = regions
         op.results = self.define_results(names, op)
         return op
@@ -235,8 +249,7 @@ class _Parser:
         types = op.attributes.pop("->") or _inferred(op)
         if count > 1 and len(types) == 1:
             types = types * count
-        if count > len(types):
-            raise CompileError(f"no result type in {op.text}", place=op.place)
+        types += [parse_type("none")] * (count - len(types))  # an operation that spells none
         results: list[Value] = []
         for name, number in names:
             if number == 1:

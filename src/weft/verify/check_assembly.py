@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
+from weft.emulator.ttir import Op
 from weft.verify import amdgcn, events, flow, llvm, machine, ptx, ttgir, widths
 from weft.verify.check_triton import Guarded, hoisted, load_origins, lose
 from weft.verify.findings import (
@@ -48,23 +49,23 @@ def check(stages: Stages, report: CompiledReport) -> None:
 def _sources(stages: Stages) -> machine.Sources:
     sources = machine.Sources(num_warps=stages.num_warps)
     for group, members in enumerate(stages.members):
-        looks = {poll.index for wait in members for poll in wait.looks}
+        looks = {poll for wait in members for poll in wait.looks}
         for poll in (poll for wait in members for poll in wait.polls):
             for key in stages.keys(poll):
                 sources.polls[key] = sources.polls.get(key, frozenset()) | {group}
-                if poll.index in looks:
+                if poll in looks:
                     sources.looks.add(key)
                 if events.order_of(poll) is not None:
                     sources.atomic_polls.add(key)
     tiles: set[Key] = set()
     for operation in [*stages.source.kernel.walk(), *stages.latest.kernel.walk()]:
         ordered = events.order_of(operation)
-        keys = {stages.key(operation.loc)} if ordered is None else stages.keys(operation)
+        keys = {stages.key(operation.chain)} if ordered is None else stages.keys(operation)
         if events.is_asm(operation):
             sources.assembly.update(keys)
         if ordered is None and events.base_name(operation) not in events.STORES:
             continue
-        is_tile = "tensor<" in operation.text or "memdesc" in operation.text
+        is_tile = any(one.is_tensor or "memdesc" in one.text for one in operation.types)
         (tiles if is_tile else sources.scalars).update(keys)
         if ordered is not None and _publishes(stages, operation, ordered):
             sources.releases.update(keys)
@@ -74,9 +75,9 @@ def _sources(stages: Stages) -> machine.Sources:
     return sources
 
 
-def _publishes(stages: Stages, operation: ttgir.Operation, ordered: events.Ordered) -> bool:
+def _publishes(stages: Stages, operation: Op, ordered: events.Ordered) -> bool:
     """Is this a signal? A tile of atomics with Triton's default order adds up partial sums."""
-    if ordered.order not in ("release", "acq_rel") or key_of(operation.loc) in stages.groups:
+    if ordered.order not in ("release", "acq_rel") or key_of(operation.chain) in stages.groups:
         return False
     return not ordered.is_tile or ordered.scope == "sys"
 
@@ -135,7 +136,7 @@ def _check_loads(
     before = Guarded.of(stages.latest, stages.grouped(stages.latest), precise=False)
     required: dict[Key, frozenset[int]] = {}
     for place, load in before.loads.items():
-        key = stages.key(load.loc)
+        key = stages.key(load.chain)
         found = before.before.get(place, frozenset())
         required[key] = required[key] & found if key in required else found
     origins = load_origins(graph)
@@ -154,9 +155,8 @@ def _check_loads(
 def _pointer_arguments(
     function: ttgir.Function, program: ptx.Program, one: ptx.Instruction
 ) -> set[int]:
-    types = function.argument_types
-    found = program.parameters(one)
-    return {i for i in found if i < len(types) and types[i].startswith("!tt.ptr")}
+    kinds = [argument.type for argument in function.arguments]
+    return {i for i in program.parameters(one) if i < len(kinds) and kinds[i].is_pointer}
 
 
 # ---------------------------------------------------------------------------------------------
@@ -232,13 +232,13 @@ def _release_loc(stages: Stages, program: machine.Program, one: machine.Instruct
         for operation in stages.source.kernel.walk()
         if (ordered := events.order_of(operation)) is not None
         and ordered.order in ("release", "acq_rel")
-        and key_of(operation.loc) not in stages.groups
+        and key_of(operation.chain) not in stages.groups
     ]
     here = [operation for operation in published if one.keys & stages.keys(operation)]
     if not here:
         present = {key for each in program.instructions if each.is_atomic for key in each.keys}
         here = [operation for operation in published if not stages.keys(operation) & present]
-    return here[0].loc if here else one.loc
+    return here[0].chain if here else one.loc
 
 
 # ---------------------------------------------------------------------------------------------
@@ -292,7 +292,7 @@ def _is_kept(ordered: events.Ordered, found: list[Ordered]) -> bool:
 
 def _check_order_on_amd(
     stages: Stages,
-    operation: ttgir.Operation,
+    operation: Op,
     ordered: events.Ordered,
     found: list[Ordered],
     atomics: list[Ordered],
@@ -329,23 +329,23 @@ def _together(ordered: events.Ordered, found: list[Ordered]) -> bool:
 
 
 def _deleted(
-    stages: Stages, operation: ttgir.Operation, ordered: events.Ordered, report: CompiledReport
+    stages: Stages, operation: Op, ordered: events.Ordered, report: CompiledReport
 ) -> None:
-    if ordered.order == "relaxed" or not is_known(operation.loc):
+    if ordered.order == "relaxed" or not is_known(operation.chain):
         return
     report.add(
         DELETED_ATOMIC,
         stages.assembly,
         f"{operation.name} ({ordered.order}, {ordered.scope}) is not in the "
         f"{stages.assembly.upper()}: the compiler deleted it, and its order with it",
-        (operation.loc, "accesses"),
+        (operation.chain, "accesses"),
         remedy="use the result, in a wait or a condition, or use wl.load",
     )
 
 
 def _weakened(
     stage: str,
-    operation: ttgir.Operation,
+    operation: Op,
     ordered: events.Ordered,
     found: list[Ordered],
     report: CompiledReport,
@@ -357,16 +357,16 @@ def _weakened(
         WEAK_ORDER,
         stage,
         f"{operation.name} is written {ordered.order}.{ordered.scope} and emitted as {got}",
-        (operation.loc, "accesses"),
+        (operation.chain, "accesses"),
         remedy=use_another if is_cas_on_amd else "use wl.notify, wl.wait or wl.atomic_add",
     )
 
 
 def _check_assembly_text(
-    stages: Stages, program: machine.Program, operation: ttgir.Operation, report: CompiledReport
+    stages: Stages, program: machine.Program, operation: Op, report: CompiledReport
 ) -> None:
     """Each memory instruction of inline assembly is still there."""
-    if stages.groups.get(key_of(operation.loc)) in stages.lost:
+    if stages.groups.get(key_of(operation.chain)) in stages.lost:
         return
     there = {one.opcode for one in program.instructions if one.asm_block}
     for opcode in sorted(set(events.asm_memory(operation)) - there):
@@ -374,7 +374,7 @@ def _check_assembly_text(
             DELETED_ATOMIC,
             stages.assembly,
             f"{opcode} of inline assembly is not in the {stages.assembly.upper()}",
-            (operation.loc, "accesses"),
+            (operation.chain, "accesses"),
             remedy="pass is_pure=False, and constrain with ~{memory}",
         )
 
@@ -393,13 +393,13 @@ def _check_widths(stages: Stages, program: machine.Program, report: CompiledRepo
             name = f"{frame.file}:{frame.line}"
             report.widths[name] = min(report.widths.get(name, widths.FULL), num_bytes)
     for store in widths.without_hint(stages.source.kernel, stages.lowered):
-        got = by_key.get(stages.key(store.loc))
+        got = by_key.get(stages.key(store.chain))
         if got is not None and got < widths.FULL:
             report.add(
                 NARROW_STORE,
                 stages.assembly,
                 f"a tile is stored {got} bytes at a time, not {widths.FULL}: its address is made "
                 "of a distance between heaps, and no hint says what divides that",
-                (store.loc, "stores"),
+                (store.chain, "stores"),
                 remedy="translate with wl.at, or add offsets as tl.multiple_of(offset, 16)",
             )

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections import Counter
 from collections.abc import Hashable
 from dataclasses import dataclass
 
+from weft.emulator.ttir import Op
 from weft.verify import events, flow, kernel_flow, ttgir
 from weft.verify.findings import (
     DELETED_ATOMIC,
@@ -77,7 +79,7 @@ class Guarded:
     function: ttgir.Function
     before: dict[Hashable, frozenset[int]]
     between: dict[Hashable, frozenset[int]]
-    loads: dict[Hashable, ttgir.Operation]
+    loads: dict[Hashable, Op]
 
     @classmethod
     def of(cls, module: ttgir.Module, waits: GroupedWaits, *, precise: bool = True) -> Guarded:
@@ -118,7 +120,7 @@ def _check_pure_assembly(stages: Stages, report: CompiledReport) -> None:
                 stages.written,
                 "assembly that accesses memory is declared pure"
                 + (": it may be dropped, repeated or moved" if is_there else " and was dropped"),
-                (operation.loc + callers.get(function.name, NOWHERE), "is_pure=True"),
+                (operation.chain + callers.get(function.name, NOWHERE), "is_pure=True"),
                 remedy="pass is_pure=False to tl.inline_asm_elementwise, with ~{memory}",
             )
 
@@ -130,7 +132,7 @@ def _call_sites(module: ttgir.Module) -> dict[str, Loc]:
         for operation in function.walk():
             callee = module.callee(operation) if operation.name == "tt.call" else None
             if callee is not None:
-                direct.setdefault(callee.name, (function.name, operation.loc))
+                direct.setdefault(callee.name, (function.name, operation.chain))
     found: dict[str, Loc] = {}
     for name in direct:
         chain: Loc = NOWHERE
@@ -159,9 +161,8 @@ def _check_unordered_waits(stages: Stages, report: CompiledReport) -> None:
 
 
 def _acquires_after(function: ttgir.Function, wait: Wait) -> bool:
-    for operation in function.walk():
-        if operation.index <= wait.at.index:
-            continue
+    behind = itertools.dropwhile(lambda one: one is not wait.at, function.walk())
+    for operation in itertools.islice(behind, 1, None):
         ordered = events.order_of(operation)
         if ordered is not None and ordered.order in ("acquire", "acq_rel"):
             return True
@@ -203,10 +204,10 @@ def _check_loads(
                 (group, "the load of a later round runs before its wait")
                 for group in again - between[key]
             ]
-        names = ", ".join(lowered.kernel.arguments[i].lstrip("%") for i in sorted(bases))
+        names = ", ".join(lowered.kernel.arguments[i].name for i in sorted(bases))
         for group, how in sorted(ahead):
             if group not in stages.lost:
-                hoisted(stages, group, "ttgir", origin.loc, names, how, report)
+                hoisted(stages, group, "ttgir", origin.chain, names, how, report)
 
 
 def _check_early_waits(stages: Stages, graph: flow.Graph, report: CompiledReport) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from weft.verify.ttgir import Operation
+from weft.emulator.ttir import Op
 
 DIALECTS = ("tt", "ttg", "ttng", "amdg", "amdgpu", "nvws", "ttag")
 LOADS = {
@@ -37,7 +37,6 @@ STORES = {
 }
 ATOMICS = {"atomic_rmw", "atomic_cas", "atomic_load", "atomic_store", "atomic_poll"}
 
-_ASM_TEXT = re.compile(r'elementwise_inline_asm "((?:[^"\\]|\\.)*)"')
 _ASM_READS = re.compile(
     r"\b(?:ld|atom|multimem\.ld_reduce)\.|\b(?:global|flat|buffer|s)_(?:load|atomic)"
 )
@@ -46,13 +45,9 @@ _ASM_WRITES = re.compile(
 )
 _ASM_LABEL = re.compile(r"(?<![:\w$.])([A-Za-z_$.][\w$.]*)\s*:(?!:)")
 _ASM_BRANCH = re.compile(r"\b(?:bra(?:\.uni)?|s_branch|s_cbranch_\w+)\s+([\w$.]+)")
-_ASM_ORDER = re.compile(r"\b(acquire|release|acq_rel|relaxed|volatile)\b")
 _ASM_MEMORY = re.compile(
     r"\b((?:ld|st|atom|red|multimem|fence|membar)\.[\w.:]+|(?:global|flat|buffer)_[a-z]\w*)"
 )
-ATOMIC_RMW = re.compile(r"^tt\.atomic_rmw (\w+), (\w+), (\w+),")
-_CAS = re.compile(r"^tt\.atomic_cas (\w+), (\w+),")
-_ORDERED = re.compile(r"^tt\.atomic_(?:load|store|poll)\b.*?\b(\w+), (\w+),")
 
 
 @dataclass(frozen=True)
@@ -64,46 +59,43 @@ class Ordered:
     is_tile: bool
 
 
-def base_name(operation: Operation) -> str:
+def base_name(operation: Op) -> str:
     """The operation's name within Triton's dialects; empty for others."""
     dialect, _, name = operation.name.partition(".")
     return name if dialect in DIALECTS else ""
 
 
-def is_load(operation: Operation) -> bool:
+def is_load(operation: Op) -> bool:
     return base_name(operation) in LOADS
 
 
-def is_asm(operation: Operation) -> bool:
+def is_asm(operation: Op) -> bool:
     return base_name(operation) == "elementwise_inline_asm"
 
 
-def asm_text(operation: Operation) -> str:
+def asm_text(operation: Op) -> str:
     """The assembly of an inline asm operation, with its line ends."""
-    match = _ASM_TEXT.search(operation.text)
-    text = match[1] if match else ""
-    text = text.replace("${:uid}", "_uid").replace("\\22", '"')
-    return re.sub(r"\\0[Aa]|\\09|\\n|\\t", "\n", text)
+    return operation.strings[0].replace("${:uid}", "_uid") if is_asm(operation) else ""
 
 
-def asm_is_pure(operation: Operation) -> bool:
-    return "pure = true" in operation.text
+def asm_is_pure(operation: Op) -> bool:
+    return operation.flag("pure")
 
 
-def asm_reads(operation: Operation) -> bool:
+def asm_reads(operation: Op) -> bool:
     return bool(_ASM_READS.search(asm_text(operation)))
 
 
-def asm_writes(operation: Operation) -> bool:
+def asm_writes(operation: Op) -> bool:
     return bool(_ASM_WRITES.search(asm_text(operation)))
 
 
-def asm_memory(operation: Operation) -> list[str]:
+def asm_memory(operation: Op) -> list[str]:
     """The memory instructions of an inline asm operation."""
     return _ASM_MEMORY.findall(asm_text(operation))
 
 
-def asm_loops(operation: Operation) -> bool:
+def asm_loops(operation: Op) -> bool:
     """Does the assembly branch back to one of its own labels, and read memory?"""
     text = asm_text(operation)
     labels = {match[1]: match.start() for match in _ASM_LABEL.finditer(text)}
@@ -113,17 +105,25 @@ def asm_loops(operation: Operation) -> bool:
     return back and bool(_ASM_READS.search(text))
 
 
-def order_of(operation: Operation) -> Ordered | None:
+def is_tile(operation: Op) -> bool:
+    return any(one.is_tensor for one in operation.types)
+
+
+def order_of(operation: Op) -> Ordered | None:
     """Order and scope of an atomic operation; None where the operation states none."""
-    is_tile = "tensor<" in operation.text
-    if match := ATOMIC_RMW.match(operation.text):
-        return Ordered(match[2], _scope(match[3]), is_tile)
-    if match := _CAS.match(operation.text):
-        return Ordered(match[1], _scope(match[2]), is_tile)
-    if match := _ORDERED.match(operation.text):
-        return Ordered(match[1], _scope(match[2]), is_tile)
-    return None
+    name = base_name(operation)
+    if name not in ATOMICS:
+        return None
+    order, scope = operation.words[1:3] if name == "atomic_rmw" else operation.words[:2]
+    return Ordered(order, {"system": "sys"}.get(scope, scope), is_tile(operation))
 
 
-def _scope(word: str) -> str:
-    return {"cta": "cta", "gpu": "gpu", "sys": "sys", "system": "sys"}.get(word, word)
+def constant_of(operation: Op | None) -> int | bool | None:
+    """The integer that an operation gives to every element, if it is a constant."""
+    if operation is None or operation.name != "arith.constant":
+        return None
+    dense = str(operation.attributes.get("dense", "")).removeprefix("dense<").rstrip(">")
+    word = dense or next(iter(operation.words), "")
+    if word in ("true", "false"):
+        return word == "true"
+    return int(word) if re.fullmatch(r"-?\d+", word) else None

@@ -11,7 +11,7 @@ nodes of interest, everything else is a joint. The questions are asked once, her
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,7 +25,8 @@ WAIT, LOAD, STORE, RELEASE, BARRIER, COMPLETE, JOINT = (
     "joint",
 )
 
-Valuation = frozenset[tuple[str, bool]]
+Assumption = tuple[Hashable, bool]  # a condition, and its value
+Valuation = frozenset[Assumption]
 
 
 @dataclass(eq=False)
@@ -37,8 +38,8 @@ class Node:
     kind: str
     key: Any = None
     origin: Any = None
-    guards: frozenset[str] = frozenset()
-    forgets: frozenset[str] = frozenset()
+    guards: frozenset = frozenset()
+    forgets: frozenset = frozenset()
 
 
 @dataclass
@@ -46,14 +47,14 @@ class Graph:
     """Nodes and edges; an edge may assume that a condition has a value. Node 0 is the entry."""
 
     nodes: list[Node] = field(default_factory=list)
-    edges: list[list[tuple[int, tuple[str, bool] | None]]] = field(default_factory=list)
+    edges: list[list[tuple[int, Assumption | None]]] = field(default_factory=list)
 
     def add(self, node: Node) -> int:
         self.nodes.append(node)
         self.edges.append([])
         return len(self.nodes) - 1
 
-    def connect(self, start: int, end: int, assumption: tuple[str, bool] | None = None) -> None:
+    def connect(self, start: int, end: int, assumption: Assumption | None = None) -> None:
         self.edges[start].append((end, assumption))
 
     def solve(self, start, transfer: Callable, merge: Callable) -> list:

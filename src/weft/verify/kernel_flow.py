@@ -6,15 +6,12 @@ them.
 
 from __future__ import annotations
 
-import re
-
+from weft.emulator.ttir import Block, Op, Region, Value
 from weft.verify import flow
-from weft.verify.events import ATOMICS, LOADS, STORES, asm_writes, base_name, is_asm
+from weft.verify.events import ATOMICS, LOADS, STORES, asm_writes, base_name, constant_of, is_asm
 from weft.verify.places import key_of
-from weft.verify.ttgir import Block, Function, Module, Operation
+from weft.verify.ttgir import Function, Module
 from weft.verify.waits import GroupedWaits
-
-_CONSTANT = re.compile(r"arith\.constant (?:dense<)?(true|false|-?\d+)\b(?!\.)")
 
 
 def graph_of(
@@ -32,7 +29,7 @@ def graph_of(
     return builder.graph
 
 
-Exits = list[tuple[int, tuple[str, bool] | None]]
+Exits = list[tuple[int, tuple[Value, bool] | None]]
 
 
 class _Builder:
@@ -44,15 +41,15 @@ class _Builder:
         self.at = waits.by_look if at_looks else waits.by_operation
         self.precise = precise
         self.graph = flow.Graph()
-        self.constants: dict[str, int | bool] = {}
+        self.constants: dict[Value, int | bool] = {}
         self.current: Function = module.kernel
         self.tracked = self._tracked_conditions() if precise else frozenset()
 
-    def _tracked_conditions(self) -> frozenset[str]:
+    def _tracked_conditions(self) -> frozenset[Value]:
         found = set()
         for operation in self.module.kernel.walk():
-            if operation.index in self.waits.by_operation:
-                for above in operation.ancestors():
+            if operation in self.waits.by_operation:
+                for above in self.module.kernel.ancestors(operation):
                     if above.name == "scf.if" and above.operands:
                         found.add(above.operands[0])
         return frozenset(found)
@@ -63,13 +60,13 @@ class _Builder:
             self.graph.connect(start, index, assumption)
         return [(index, None)]
 
-    def joint(self, exits: Exits, forgets: frozenset[str] = frozenset()) -> Exits:
+    def joint(self, exits: Exits, forgets: frozenset[Value] = frozenset()) -> Exits:
         return self.emit(flow.Node(flow.JOINT, forgets=forgets), exits)
 
     def function(self, function: Function, exits: Exits, depth: int) -> Exits:
         """A function's body: blocks joined by branches."""
         before, self.current = self.current, function
-        blocks = function.blocks
+        blocks = function.body.blocks
         if len(blocks) == 1:
             exits = self.block(blocks[0], exits, depth)
             self.current = before
@@ -80,12 +77,12 @@ class _Builder:
         ends: Exits = []
         for block in blocks:
             loose = self.block(block, heads[block.label], depth)
-            last = block.operations[-1] if block.operations else None
-            targets = re.findall(r"\^[\w.$-]+", last.text) if last is not None else []
+            last = block.ops[-1] if block.ops else None
+            targets = [label for label, _ in last.successors] if last is not None else []
             for position, target in enumerate(targets):
                 assumption = None
-                asked = last.operands[0] if last is not None and last.operands else ""
-                if len(targets) == 2 and asked in self.tracked:
+                asked = last.operands[0] if last is not None and last.operands else None
+                if asked is not None and len(targets) == 2 and asked in self.tracked:
                     assumption = (asked, position == 0)
                 for start, other in loose:
                     self.graph.connect(start, heads[target][0][0], assumption or other)
@@ -95,16 +92,16 @@ class _Builder:
         return ends
 
     def block(self, block: Block, exits: Exits, depth: int) -> Exits:
-        for operation in block.operations:
+        for operation in block.ops:
             exits = self.operation(operation, exits, depth)
         return exits
 
-    def region(self, region: list[Block], exits: Exits, depth: int) -> Exits:
-        for block in region:
+    def region(self, region: Region, exits: Exits, depth: int) -> Exits:
+        for block in region.blocks:
             exits = self.block(block, exits, depth)
         return exits
 
-    def operation(self, operation: Operation, exits: Exits, depth: int) -> Exits:
+    def operation(self, operation: Op, exits: Exits, depth: int) -> Exits:
         name = operation.name
         if name == "scf.for":
             return self._for(operation, exits, depth)
@@ -119,19 +116,19 @@ class _Builder:
             return self.joint(ends or exits)
         if name == "tt.call" and depth < 8:
             callee = self.module.callee(operation)
-            if callee is not None and callee.blocks:
+            if callee is not None:
                 return self.function(callee, exits, depth + 1)
         if self.precise:
             self._evaluate(operation)
         return self._event(operation, exits)
 
-    def _event(self, operation: Operation, exits: Exits) -> Exits:
+    def _event(self, operation: Op, exits: Exits) -> Exits:
         group = self._group(operation)
         if group is not None and operation.name != "scf.condition":
             return self.emit(flow.Node(flow.WAIT, group, operation), exits)
-        if operation.index in self.waits.polls and self.current is self.module.kernel:
+        if operation in self.waits.polls and self.current is self.module.kernel:
             return exits
-        key = key_of(operation.loc)
+        key = key_of(operation.chain)
         name = base_name(operation)
         if name in LOADS:
             guards, is_dead = self._guards(operation)
@@ -144,17 +141,17 @@ class _Builder:
             return self.emit(flow.Node(flow.RELEASE, key, operation), exits)
         return exits
 
-    def _group(self, operation: Operation) -> int | None:
+    def _group(self, operation: Op) -> int | None:
         """The group of the wait that `operation` ends; indices are the kernel's own."""
         if self.current is not self.module.kernel:
             return None
-        return self.at.get(operation.index)
+        return self.at.get(operation)
 
-    def _guards(self, operation: Operation) -> tuple[frozenset[str], bool]:
+    def _guards(self, operation: Op) -> tuple[frozenset[Value], bool]:
         """The tracked conditions under which a load is made; and is it known not to be made?"""
         if not self.precise:
             return frozenset(), False
-        found: set[str] = set()
+        found: set[Value] = set()
         todo = list(operation.operands)
         while todo:
             value = todo.pop()
@@ -172,16 +169,16 @@ class _Builder:
                 todo.extend(definition.operands)
         return frozenset(found & self.tracked), False
 
-    def _defined_in(self, operation: Operation) -> frozenset[str]:
-        inner = (result for inside in operation.walk() for result in inside.results)
+    def _defined_in(self, operation: Op) -> frozenset[Value]:
+        inner = (result for inside in operation.inside() for result in inside.results)
         return frozenset(self.tracked & set(inner)) if self.tracked else frozenset()
 
-    def _for(self, operation: Operation, exits: Exits, depth: int) -> Exits:
+    def _for(self, operation: Op, exits: Exits, depth: int) -> Exits:
         body = operation.regions[0]
-        has_events = any(self._matters(inside) for inside in operation.walk())
+        has_events = any(map(self._matters, operation.inside()))
         if not has_events:
             return exits
-        arguments = body[0].arguments
+        arguments = body.args
         forgets = self._defined_in(operation)
         before = list(exits)
         if not self.precise:
@@ -191,7 +188,7 @@ class _Builder:
                 self.graph.connect(start, head[0][0], assumption)
             return head
         outside = dict(self.constants)
-        self._bind(arguments, [operation.operands[0], *self._initial(operation)])
+        self._bind(arguments, [operation.operands[0], *operation.operands[3:]])
         first = self.region(body, self.joint(exits, forgets), depth)
         self.constants = {
             name: value for name, value in outside.items() if name not in set(arguments)
@@ -204,25 +201,21 @@ class _Builder:
         runs = self._surely_runs(operation) or not self._has_more_than_waits(operation)
         return self.joint(head if runs else before + head)
 
-    def _initial(self, operation: Operation) -> list[str]:
-        arguments = operation.regions[0][0].arguments[1:]
-        return [self.current.sources.get(argument, [""])[0] for argument in arguments]
-
-    def _bind(self, arguments: list[str], values: list[str]) -> None:
+    def _bind(self, arguments: list[Value], values: list[Value]) -> None:
         for argument, value in zip(arguments, values, strict=False):
             if value in self.constants:
                 self.constants[argument] = self.constants[value]
             else:
                 self.constants.pop(argument, None)
 
-    def _surely_runs(self, operation: Operation) -> bool:
+    def _surely_runs(self, operation: Op) -> bool:
         lower, upper = (self.constants.get(value) for value in operation.operands[:2])
         return lower is not None and upper is not None and lower < upper
 
-    def _matters(self, operation: Operation) -> bool:
+    def _matters(self, operation: Op) -> bool:
         name = base_name(operation)
         return (
-            operation.index in self.waits.by_operation
+            operation in self.waits.by_operation
             or name in LOADS
             or name in STORES
             or name in ATOMICS
@@ -230,22 +223,21 @@ class _Builder:
             or name == "call"
         )
 
-    def _has_more_than_waits(self, operation: Operation) -> bool:
+    def _has_more_than_waits(self, operation: Op) -> bool:
         """A loop over signals that only waits is taken to run: zero signals guard nothing."""
-        inside = list(operation.walk())
-        if not any(one.index in self.waits.by_operation for one in inside):
+        inside = list(operation.inside())
+        if not any(one in self.waits.by_operation for one in inside):
             return True
         return any(
-            (base_name(one) in LOADS and one.index not in self.waits.polls)
-            or base_name(one) in STORES
+            (base_name(one) in LOADS and one not in self.waits.polls) or base_name(one) in STORES
             for one in inside
         )
 
-    def _while(self, operation: Operation, exits: Exits, depth: int) -> Exits:
+    def _while(self, operation: Op, exits: Exits, depth: int) -> Exits:
         if len(operation.regions) != 2:
             return self.joint(exits)
         forgets = self._defined_in(operation)
-        names = {argument for region in operation.regions for argument in region[0].arguments}
+        names = {argument for region in operation.regions for argument in region.args}
         for name in names:
             self.constants.pop(name, None)
         head = self.joint(exits, forgets)
@@ -253,14 +245,14 @@ class _Builder:
         after = self.region(operation.regions[1], condition, depth)
         for start, assumption in after:
             self.graph.connect(start, head[0][0], assumption)
-        last = operation.regions[0][-1].operations[-1]
+        last = operation.regions[0].blocks[-1].ops[-1]
         group = self._group(last)
         if group is not None:  # past the spin, not once a round
             return self.emit(flow.Node(flow.WAIT, group, last), condition)
         return condition
 
-    def _if(self, operation: Operation, exits: Exits, depth: int) -> Exits:
-        condition = operation.operands[0] if operation.operands else ""
+    def _if(self, operation: Op, exits: Exits, depth: int) -> Exits:
+        condition = operation.operands[0]
         known = self.constants.get(condition)
         regions = operation.regions
         if known is not None:
@@ -278,17 +270,16 @@ class _Builder:
             ends += loose
         return self.joint(ends)
 
-    def _evaluate(self, operation: Operation) -> None:
+    def _evaluate(self, operation: Op) -> None:
         """Follow integer constants: what the first round of a loop does depends on them."""
         if len(operation.results) != 1:
             return
         result = operation.results[0]
         self.constants.pop(result, None)
         if operation.name == "arith.constant":
-            match = _CONSTANT.match(operation.text)
-            if match:
-                word = match[1]
-                self.constants[result] = word == "true" if word[0] in "tf" else int(word)
+            known = constant_of(operation)
+            if known is not None:
+                self.constants[result] = known
             return
         values = [self.constants.get(operand) for operand in operation.operands]
         if operation.name == "arith.andi" and False in values:
@@ -305,12 +296,12 @@ class _Builder:
             self.constants[result] = folded
 
 
-def _fold(operation: Operation, values: list) -> int | bool | None:
+def _fold(operation: Op, values: list) -> int | bool | None:
     name = operation.name
     if name in ("tt.splat", "arith.extsi", "arith.extui", "arith.trunci", "arith.index_cast"):
         return values[0]
     if name == "arith.cmpi" and len(values) == 2:
-        predicate = operation.text.split()[1].rstrip(",")
+        predicate = operation.words[0]
         left, right = values
         return {
             "eq": left == right,

@@ -19,9 +19,6 @@ _Spot = tuple[str, str, str]  # file number, line, column
 
 NOWHERE: Loc = ()
 
-_DEFINITION = re.compile(r"^#(loc\d*) = loc\((.*)\)$")
-_FILE = re.compile(r'^"((?:[^"\\]|\\.)*)":(\d+):(\d+)')
-_NAME = re.compile(r'^"(?:[^"\\]|\\.)*"(?:\((.*)\))?$', re.DOTALL)
 _ASM_LOC = re.compile(r"^\.loc\s+(\d+) (\d+) (\d+)(?:.*?inlined_at (\d+) (\d+) (\d+))?")
 _ASM_FILE = re.compile(r'^\s*\.file\s+(\d+)\s+"([^"]*)"(?:\s+"([^"]*)")?', re.MULTILINE)
 _ASM_PART = re.compile(r"([^\s\[\]:]+):(\d+)(?::(\d+))?")  # column 0 is left out
@@ -44,41 +41,6 @@ def is_known(loc: Loc) -> bool:
 def place_of(loc: Loc) -> Place:
     """`loc` as a call chain, the user's outermost frame first."""
     return Place(tuple(Frame(file, line) for file, line, _ in reversed(loc)))
-
-
-class MlirLocations:
-    """The `#loc12 = loc(...)` table of an MLIR module, resolved on demand."""
-
-    def __init__(self, text: str) -> None:
-        self._texts: dict[str, str] = {}
-        self._known: dict[str, Loc] = {}
-        for line in text.splitlines():
-            if line.startswith("#loc") and (match := _DEFINITION.match(line)):
-                self._texts[match[1]] = match[2]
-
-    def resolve(self, text: str) -> Loc:
-        """The chain that the inside of a `loc(...)` stands for; empty where unknown."""
-        text = text.strip()
-        if text not in self._known:
-            self._known[text] = NOWHERE  # a malformed table that refers to itself ends here
-            self._known[text] = self._parse(text)
-        return self._known[text]
-
-    def _parse(self, text: str) -> Loc:
-        if text.startswith("#"):
-            return self.resolve(self._texts.get(text[1:], "unknown"))
-        if text.startswith("callsite("):
-            callee, caller = _split_callsite(text[len("callsite(") : -1])
-            return self.resolve(callee) + self.resolve(caller)
-        if text.startswith("fused"):
-            inside = text[text.index("[") + 1 : text.rindex("]")]
-            parts = [self.resolve(part) for part in _split_top(inside, ",")]
-            return next((part for part in parts if is_known(part)), NOWHERE)
-        if match := _FILE.match(text):
-            return ((match[1], int(match[2]), int(match[3])),)
-        if (match := _NAME.match(text)) and match[1]:
-            return self.resolve(match[1])
-        return NOWHERE
 
 
 class AssemblyLines:
@@ -155,29 +117,3 @@ class AssemblyLines:
 
 def _spot(match: re.Match, first: int) -> _Spot:
     return match[first] and (match[first], match[first + 1], match[first + 2])
-
-
-def _split_callsite(text: str) -> tuple[str, str]:
-    callee, caller = _split_top(text, " at ")
-    return callee, caller
-
-
-def _split_top(text: str, separator: str) -> list[str]:
-    """`text` split where `separator` stands outside brackets and quotes."""
-    parts, depth, start, index, quoted = [], 0, 0, 0, False
-    while index < len(text):
-        char = text[index]
-        if char == '"' and text[index - 1 : index] != "\\":
-            quoted = not quoted
-        elif not quoted and char in "([<":
-            depth += 1
-        elif not quoted and char in ")]>":
-            depth -= 1
-        if not quoted and depth == 0 and text.startswith(separator, index):
-            parts.append(text[start:index].strip())
-            index += len(separator)
-            start = index
-            continue
-        index += 1
-    parts.append(text[start:].strip())
-    return parts

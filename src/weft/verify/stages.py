@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping
 
 from weft.base.errors import UsageError
+from weft.emulator.ttir import Op, Value
 from weft.verify import amdgcn, events, machine, ptx, ttgir
 from weft.verify.places import Key, Loc, coarse, key_of
 from weft.verify.waits import GroupedWaits, Wait, find_waits
@@ -43,7 +44,7 @@ class Stages:
         if self.assembly:
             reader = ptx if self.assembly == "ptx" else amdgcn
             modules = (self.source, self.latest)
-            known = {key_of(one.loc) for module in modules for one in module.kernel.walk()}
+            known = {key_of(one.chain) for module in modules for one in module.kernel.walk()}
             self.program = reader.parse(texts[self.assembly], self.files, known)
         self.waits = find_waits(self.source.kernel)
         self.groups: dict[Key, int] = {}
@@ -86,12 +87,12 @@ class Stages:
         """`loc` as the assembly's instructions have it."""
         return coarse(key_of(loc)) if self.is_amd else key_of(loc)
 
-    def keys(self, operation: ttgir.Operation) -> set[Key]:
+    def keys(self, operation: Op) -> set[Key]:
         """The places at which the assembly may have this atomic.
 
         On AMD, Triton gives an atomic the place of its address, not its own.
         """
-        key = key_of(operation.loc)
+        key = key_of(operation.chain)
         return {coarse(key), *self.aliases.get(key, ())} if self.is_amd else {key}
 
     def _find_aliases(self) -> dict[Key, set[Key]]:
@@ -99,7 +100,7 @@ class Stages:
         found: dict[Key, set[Key]] = {}
         for module in {id(module): module for module in (self.source, self.latest)}.values():
             function = module.kernel
-            users: dict[str, list[ttgir.Operation]] = {}
+            users: dict[Value, list[Op]] = {}
             for operation in function.walk():
                 for operand in operation.operands:
                     users.setdefault(operand, []).append(operation)
@@ -110,6 +111,6 @@ class Stages:
                 maker = function.definitions.get(address)
                 # An argument has the place of whichever of its users is lowered first.
                 makers = [maker] if maker is not None else users.get(address, [])
-                places = found.setdefault(key_of(operation.loc), set())
-                places.update(coarse(key_of(one.loc)) for one in makers)
+                places = found.setdefault(key_of(operation.chain), set())
+                places.update(coarse(key_of(one.chain)) for one in makers)
         return found

@@ -6,11 +6,10 @@ inline assembly, or a plain load of a fixed address; or inline assembly that loo
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 
+from weft.emulator.ttir import Op, Value
 from weft.verify.events import (
-    ATOMIC_RMW,
     ATOMICS,
     STORES,
     asm_is_pure,
@@ -18,12 +17,14 @@ from weft.verify.events import (
     asm_reads,
     asm_text,
     base_name,
+    constant_of,
     is_asm,
     is_load,
+    is_tile,
     order_of,
 )
 from weft.verify.places import Key, Loc, is_known, key_of
-from weft.verify.ttgir import Function, Operation
+from weft.verify.ttgir import Function
 
 
 @dataclass(eq=False)
@@ -31,14 +32,14 @@ class Wait:
     """A spin of one stage. `at` is the operation that every way past the spin goes through,
     `polls` the reads on which it depends, `keys` the places of its looks."""
 
-    at: Operation
-    polls: list[Operation]
+    at: Op
+    polls: list[Op]
     keys: frozenset[Key]
     loc: Loc
     ordered: bool
 
     @property
-    def looks(self) -> list[Operation]:
+    def looks(self) -> list[Op]:
         """The polls by which the wait is recognised: the ordered ones, where there are any."""
         return [poll for poll in self.polls if _acquires(poll)] or self.polls
 
@@ -48,7 +49,7 @@ def find_waits(function: Function) -> list[Wait]:
     waits = []
     for operation in function.walk():
         if operation.name == "scf.while" and len(operation.regions) == 2:
-            condition = operation.regions[0][-1].operations[-1]
+            condition = operation.regions[0].blocks[-1].ops[-1]
             polls = _polls(function, operation, condition)
             if polls:
                 waits.append(_wait(condition, polls))
@@ -59,20 +60,19 @@ def find_waits(function: Function) -> list[Wait]:
     return waits
 
 
-def _wait(at: Operation, polls: list[Operation]) -> Wait:
-    wait = Wait(at, polls, frozenset(), polls[0].loc, any(map(_acquires, polls)))
-    wait.keys = frozenset(key_of(poll.loc) for poll in wait.looks if is_known(poll.loc))
-    wait.loc = wait.looks[0].loc
+def _wait(at: Op, polls: list[Op]) -> Wait:
+    wait = Wait(at, polls, frozenset(), polls[0].chain, any(map(_acquires, polls)))
+    wait.keys = frozenset(key_of(poll.chain) for poll in wait.looks if is_known(poll.chain))
+    wait.loc = wait.looks[0].chain
     return wait
 
 
-def is_library_wait(operation: Operation) -> bool:
-    return base_name(operation) == "extern_elementwise" and bool(
-        re.search(r'symbol = "[^"]*wait[^"]*"', operation.text)
-    )
+def is_library_wait(operation: Op) -> bool:
+    is_call = base_name(operation) == "extern_elementwise"
+    return is_call and "wait" in str(operation.attributes.get("symbol", ""))
 
 
-def _acquires(poll: Operation) -> bool:
+def _acquires(poll: Op) -> bool:
     if ordered := order_of(poll):
         return ordered.order in ("acquire", "acq_rel")
     if is_asm(poll):
@@ -81,12 +81,12 @@ def _acquires(poll: Operation) -> bool:
     return is_library_wait(poll)
 
 
-def _polls(function: Function, loop: Operation, condition: Operation) -> list[Operation]:
+def _polls(function: Function, loop: Op, condition: Op) -> list[Op]:
     """The reads that decide whether `loop` goes on; empty where it is no spin."""
-    polls: dict[int, Operation] = {}
-    carried = {argument for region in loop.regions for argument in region[0].arguments}
+    polls: dict[Op, None] = {}
+    carried = {argument for region in loop.regions for argument in region.args}
     has_counter = False
-    seen: set[str] = set()
+    seen: set[Value] = set()
     todo = condition.operands[:1]
     while todo:
         value = todo.pop()
@@ -97,7 +97,7 @@ def _polls(function: Function, loop: Operation, condition: Operation) -> list[Op
         if operation is None or value in function.sources:
             pass  # an argument, or what control flow hands on
         elif _may_poll(function, operation):
-            polls[operation.index] = operation
+            polls[operation] = None
             continue
         inputs = function.inputs_of(value)
         if value in carried:
@@ -105,62 +105,61 @@ def _polls(function: Function, loop: Operation, condition: Operation) -> list[Op
             if not all(maker is not None and _may_poll(function, maker) for maker in makers):
                 has_counter = True
         todo.extend(inputs)
-    inside = {operation.index for operation in loop.walk()}
-    spins = [poll for poll in polls.values() if poll.index in inside]
+    inside = set(loop.inside())
+    spins = [poll for poll in polls if poll in inside]
     spins = [poll for poll in spins if _is_spin(function, loop, poll, has_counter)]
     if not spins:
         return []
     # The first look, before the loop, is one way past it.
     first = [
         poll
-        for poll in polls.values()
-        if poll.index not in inside and (base_name(poll) != "load" or _is_volatile(poll))
+        for poll in polls
+        if poll not in inside and (base_name(poll) != "load" or _is_volatile(poll))
     ]
     return spins + first
 
 
-def _may_poll(function: Function, operation: Operation) -> bool:
+def _may_poll(function: Function, operation: Op) -> bool:
     name = base_name(operation)
     if name == "atomic_rmw":
         return _changes_nothing(function, operation)
     if name in ("atomic_cas", "atomic_load"):
         return True
     if name == "load":
-        return "tensor<" not in operation.text or _is_volatile(operation)
+        return not is_tile(operation) or _is_volatile(operation)
     return is_asm(operation) and not asm_is_pure(operation) and asm_reads(operation)
 
 
-def _changes_nothing(function: Function, operation: Operation) -> bool:
+def _changes_nothing(function: Function, operation: Op) -> bool:
     """Can the atomic be a look: add 0, or 0, and the operations that repeat harmlessly?
 
     A work counter, `tile = atomic_add(next, 1)`, drives a loop too and is no wait.
     """
-    match = ATOMIC_RMW.match(operation.text)
-    if match is None or match[1] not in ("add", "fadd", "or", "xor"):
-        return match is not None
+    if operation.words[0] not in ("add", "fadd", "or", "xor"):
+        return True
     constant = function.definitions.get(operation.operands[1])
-    return constant is not None and bool(
-        re.match(r"arith\.constant (?:dense<)?(?:0\b|0\.0+e|false)", constant.text)
-    )
+    if operation.words[0] == "fadd":
+        return constant is not None and any(float(word) == 0 for word in constant.words[:1])
+    return constant_of(constant) in (0, False)
 
 
-def _is_volatile(operation: Operation) -> bool:
-    return "isVolatile = true" in operation.text
+def _is_volatile(operation: Op) -> bool:
+    return operation.flag("isVolatile")
 
 
-def _is_spin(function: Function, loop: Operation, poll: Operation, has_counter: bool) -> bool:
+def _is_spin(function: Function, loop: Op, poll: Op, has_counter: bool) -> bool:
     """A plain load is polled only where nothing but another rank can change what it gives."""
     if base_name(poll) != "load" or _is_volatile(poll):
         return True
-    if has_counter or any(base_name(operation) in STORES for operation in loop.walk()):
+    if has_counter or any(base_name(operation) in STORES for operation in loop.inside()):
         return False
     return not function.slice(*poll.operands[:1]) & _variants(loop)
 
 
-def _variants(loop: Operation) -> set[str]:
+def _variants(loop: Op) -> set[Value]:
     """Values of `loop` that may differ from one round to the next."""
-    variant = {argument for region in loop.regions for argument in region[0].arguments}
-    for operation in loop.walk():
+    variant = {argument for region in loop.regions for argument in region.args}
+    for operation in loop.inside():
         reads = is_load(operation) or base_name(operation) in ATOMICS or is_asm(operation)
         if reads or any(operand in variant for operand in operation.operands):
             variant.update(operation.results)
@@ -172,12 +171,12 @@ class GroupedWaits:
 
     def __init__(self, waits: list[Wait], groups: dict[Key, int]) -> None:
         self.groups = groups
-        self.by_operation: dict[int, int] = {}
-        self.by_look: dict[int, int] = {}
-        self.polls: set[int] = set()
+        self.by_operation: dict[Op, int] = {}
+        self.by_look: dict[Op, int] = {}
+        self.polls: set[Op] = set()
         for wait in waits:
-            self.polls.update(poll.index for poll in wait.polls)
+            self.polls.update(wait.polls)
             group = next((groups[key] for key in wait.keys if key in groups), None)
             if group is not None:
-                self.by_operation[wait.at.index] = group
-                self.by_look.update((look.index, group) for look in wait.looks)
+                self.by_operation[wait.at] = group
+                self.by_look.update(dict.fromkeys(wait.looks, group))

@@ -7,18 +7,16 @@ two 64-bit addresses loaded from one table is a distance between heaps, which be
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Iterator
 
+from weft.emulator.ttir import Op, Type, Value
 from weft.verify import amdgcn, machine, ptx
-from weft.verify.events import base_name
+from weft.verify.events import base_name, is_tile
 from weft.verify.places import Loc, is_known, key_of
-from weft.verify.ttgir import Function, Module, Operation
+from weft.verify.ttgir import Function, Module
 
 FULL = 16
-
-_TENSOR = re.compile(r"tensor<((?:\d+x)+)(?:!tt\.ptr<)?b?[fi](\d+)")
 
 
 def emitted(program: machine.Program) -> dict[Loc, int]:
@@ -34,7 +32,7 @@ def emitted(program: machine.Program) -> dict[Loc, int]:
     return found
 
 
-def without_hint(function: Function, module: Module | None) -> Iterator[Operation]:
+def without_hint(function: Function, module: Module | None) -> Iterator[Op]:
     """Tile stores, of 16 bytes a thread or more, to addresses that a heap distance goes into.
 
     Stores in a layout that is not chosen for the sake of their addresses are left out.
@@ -42,37 +40,36 @@ def without_hint(function: Function, module: Module | None) -> Iterator[Operatio
     if module is None:
         return
     layouts = {
-        key_of(operation.loc): operation.text
+        key_of(operation.chain): operation.text
         for operation in module.kernel.walk()
         if base_name(operation) in ("store", "buffer_store")
     }
     for operation in function.walk():
-        tensor = _TENSOR.search(operation.text)
-        if operation.name != "tt.store" or tensor is None:
+        if operation.name != "tt.store" or not is_tile(operation):
             continue
-        names = re.findall(r"#\w+", layouts.get(key_of(operation.loc), "").split(" loc(")[0])
+        names = re.findall(r"#\w+", layouts.get(key_of(operation.chain), "").split(" loc(")[0])
         is_blocked = bool(names) and f"{names[-1]} = #ttg.blocked" in module.text
-        if is_blocked and _bytes_per_thread(tensor, module.text) >= FULL:
+        if is_blocked and _bytes_per_thread(operation.types[0], module.text) >= FULL:
             if _has_distance(function, operation.operands[0]):
                 yield operation
 
 
-def _bytes_per_thread(tensor: re.Match, module: str) -> int:
+def _bytes_per_thread(tensor: Type, module: str) -> int:
     warps = re.search(r'"ttg\.num-warps" = (\d+)', module)
     threads = re.search(r'"ttg\.threads-per-warp" = (\d+)', module)
     num_threads = (int(warps[1]) if warps else 4) * (int(threads[1]) if threads else 32)
-    count = math.prod(int(extent) for extent in tensor[1].split("x") if extent)
-    return count * max(int(tensor[2]) // 8, 1) // num_threads
+    bits = re.search(r"\d+", tensor.pointee)
+    return tensor.size * max(int(bits[0]) // 8 if bits else 0, 1) // num_threads
 
 
-def _has_distance(function: Function, address: str) -> bool:
+def _has_distance(function: Function, address: Value) -> bool:
     """Is `address` computed from a distance between heaps, with no hint on the way?"""
-    seen: set[str] = set()
+    seen: set[Value] = set()
     todo = [address]
     while todo:
         value = todo.pop()
         operation = function.definitions.get(value)
-        if value in seen or (operation is not None and "tt.divisibility" in operation.text):
+        if value in seen or (operation is not None and "tt.divisibility" in operation.attributes):
             continue
         seen.add(value)
         if operation is not None and _is_distance(function, operation):
@@ -82,9 +79,9 @@ def _has_distance(function: Function, address: str) -> bool:
     return False
 
 
-def _is_distance(function: Function, operation: Operation) -> bool:
+def _is_distance(function: Function, operation: Op) -> bool:
     """The difference of two 64-bit words loaded through one pointer."""
-    if operation.name != "arith.subi" or not operation.text.endswith("i64"):
+    if operation.name != "arith.subi" or operation.result.type.element != "i64":
         return False
     made = [function.definitions.get(value) for value in operation.operands]
     loads = [one for one in made if one is not None and one.name == "tt.load"]

@@ -49,23 +49,10 @@ def _within(op: Op, changes: Changes) -> Op:
     return op if same else replace(op, regions=regions)
 
 
-def inside(op: Op) -> Iterator[Op]:
-    """Every operation within `op`'s regions, at any depth, in the order of the text."""
-    for region in op.regions:
-        yield from within(region)
-
-
-def within(region: Region) -> Iterator[Op]:
-    for block in region.blocks:
-        for op in block.ops:
-            yield op
-            yield from inside(op)
-
-
 def operations(module: Module) -> Iterator[Op]:
     """Every operation of a module, in the order of the text."""
     for function in module.functions.values():
-        yield from within(function.body)
+        yield from function.body.walk()
 
 
 def constant_for(op: Op, word: str = "0") -> list[Op]:

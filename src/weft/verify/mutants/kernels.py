@@ -15,10 +15,8 @@ from weft.verify.mutants.edits import (
     Changes,
     constant_for,
     edited,
-    inside,
     operations,
     with_operand,
-    within,
 )
 from weft.verify.mutants.primitives import (
     ASYNCHRONOUS,
@@ -92,8 +90,8 @@ class _Surroundings:
         everything = list(operations(module))
         self.has_asynchronous = any(op.name in ASYNCHRONOUS for op in everything)
         for op in everything:
-            if op.name == "scf.while" and all(map(_harmless, inside(op))):
-                self.spin.update((poll, op) for poll in inside(op) if symbol_of(poll) in POLLS)
+            if op.name == "scf.while" and all(map(_harmless, op.inside())):
+                self.spin.update((poll, op) for poll in op.inside() if symbol_of(poll) in POLLS)
 
     def _enter(self, block: Block, parent: Op | None) -> None:
         self.parent[block] = parent
@@ -145,7 +143,7 @@ def _drop(op: Op, primitive: Symbol, around: _Surroundings) -> Iterator[tuple[st
     name = symbol_of(op)
     if (loop := around.spin.get(op)) is not None:
         # What a spin waits for is its condition: the loop looks once and goes on.
-        condition = next(one for one in within(loop.regions[0]) if one.name == "scf.condition")
+        condition = next(one for one in loop.regions[0].walk() if one.name == "scf.condition")
         (false,) = parse_statements("%no = arith.constant false", {}, op.place)
         yield "drop", {condition: with_operand(condition, 0, [false], false.result)}
     elif name == "weft.wait_packets":
@@ -231,13 +229,13 @@ def _before_the_store(op: Op, around: _Surroundings) -> Changes | None:
         if earlier:
             return _moved(block.ops, place, earlier[-1])
         moved = around.parent[block]
-        if moved is not None and any(_effect(one) for one in inside(moved) if one is not op):
+        if moved is not None and any(_effect(one) for one in moved.inside() if one is not op):
             return None
     return None
 
 
 def _stores(op: Op) -> bool:
-    return writes_data(op) or any(map(writes_data, inside(op)))
+    return writes_data(op) or any(map(writes_data, op.inside()))
 
 
 def _effect(op: Op) -> bool:
@@ -253,7 +251,7 @@ def _moved(ops: Sequence[Op], place: int, to: int) -> Changes | None:
     needed, queue = {place}, [place]
     while queue:
         op = ops[queue.pop()]
-        for one in (op, *inside(op)):
+        for one in (op, *op.inside()):
             for value in one.operands:
                 i = definer.get(value)
                 if i is not None and i not in needed:
