@@ -11,9 +11,9 @@ import triton.language as tl
 from front_runtime import Runtime, launch, ttir
 
 from weft.base.errors import CompileError, UnsupportedError
-from weft.emulator import ttir as text_of
-from weft.emulator import ttir_locations
 from weft.emulator.codegen import compile_ttir
+from weft.ir import ttir as text_of
+from weft.ir import ttir_locations
 from weft.language import triton_api
 
 

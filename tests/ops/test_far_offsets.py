@@ -17,8 +17,8 @@ import triton.language as tl
 
 from weft.base.records import KernelRecord
 from weft.base.target import TARGETS
-from weft.emulator import ttir_parser
-from weft.emulator.ttir import Function, Op, Region, Value
+from weft.ir import ttir_parser
+from weft.ir.ttir import Function, Op, Region, Value
 from weft.language import triton_api
 from weft.ops import cards
 

@@ -9,7 +9,7 @@ from compiled_kernels import build
 
 from weft.base.records import KernelRecord
 from weft.base.target import TARGETS
-from weft.emulator.ttir import Op
+from weft.ir.ttir import Op
 from weft.language import triton_api
 from weft.verify import amdgcn, compiled, flow, llvm, ptx, ttgir
 from weft.verify.places import AssemblyLines, coarse, key_of, place_of

@@ -28,8 +28,8 @@ from weft.emulator.affine import (
     index_overflow,
 )
 from weft.emulator.function_writer import FunctionWriter
-from weft.emulator.ttir import Module
-from weft.emulator.ttir_parser import parse
+from weft.ir.ttir import Module
+from weft.ir.ttir_parser import parse
 
 # What generated code may call; everything else it names is its own.
 LIBRARY: dict[str, Any] = {

@@ -22,7 +22,7 @@ from weft.emulator import numerics
 from weft.emulator.operations import OPERATIONS
 from weft.emulator.operations.control import TERMINATORS
 from weft.emulator.operations.indexing import Affine, Boxed, Text
-from weft.emulator.ttir import Function, Op, Type, Value, parse_type
+from weft.ir.ttir import Function, Op, Type, Value, parse_type
 
 Phys = tuple[int, ...]
 

@@ -12,8 +12,8 @@ from functools import lru_cache
 from weft.base.report import Finding
 from weft.emulator.codegen import EmulatedKernel, compile_ttir, write_kernel
 from weft.emulator.device import Stream, Work
-from weft.emulator.ttir import Module
-from weft.emulator.ttir_parser import parse
+from weft.ir.ttir import Module
+from weft.ir.ttir_parser import parse
 
 
 class Rewrite:

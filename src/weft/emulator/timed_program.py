@@ -21,9 +21,9 @@ from weft.emulator.function_writer import FunctionWriter
 from weft.emulator.packets import PacketRead
 from weft.emulator.programs import Program
 from weft.emulator.simulated_time import Sender, SimulatedTime, earliest_for_all, take_all, us
-from weft.emulator.ttir import Op
-from weft.emulator.ttir_parser import parse
 from weft.emulator.works import KernelWork
+from weft.ir.ttir import Op
+from weft.ir.ttir_parser import parse
 from weft.language.symbols import base_symbol, with_trait
 
 # When a packet that nobody has sent was there, and by whom: before all else.

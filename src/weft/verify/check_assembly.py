@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from weft.emulator.ttir import Op
+from weft.ir.ttir import Op
 from weft.verify import amdgcn, events, flow, llvm, machine, ptx, ttgir, widths
 from weft.verify.check_triton import Guarded, hoisted, load_origins, lose
 from weft.verify.findings import (

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Hashable
 from dataclasses import dataclass
 
-from weft.emulator.ttir import Op
+from weft.ir.ttir import Op
 from weft.verify import events, flow, kernel_flow, ttgir
 from weft.verify.findings import (
     DELETED_ATOMIC,

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from weft.emulator.ttir import Op
+from weft.ir.ttir import Op
 
 DIALECTS = ("tt", "ttg", "ttng", "amdg", "amdgpu", "nvws", "ttag")
 LOADS = {

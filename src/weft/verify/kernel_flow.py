@@ -6,7 +6,7 @@ them.
 
 from __future__ import annotations
 
-from weft.emulator.ttir import Block, Op, Region, Value
+from weft.ir.ttir import Block, Op, Region, Value
 from weft.verify import flow
 from weft.verify.events import ATOMICS, LOADS, STORES, asm_writes, base_name, constant_of, is_asm
 from weft.verify.places import key_of

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 
 from weft.base.errors import UsageError
-from weft.emulator.ttir import Op, Value
+from weft.ir.ttir import Op, Value
 from weft.verify import amdgcn, events, machine, ptx, ttgir
 from weft.verify.places import Key, Loc, coarse, key_of
 from weft.verify.waits import GroupedWaits, Wait, find_waits

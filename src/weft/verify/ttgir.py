@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from weft.emulator import ttir, ttir_parser
-from weft.emulator.ttir import Op, Region, Value
+from weft.ir import ttir, ttir_parser
+from weft.ir.ttir import Op, Region, Value
 
 _FIRST_IS_BASE = ("tt.addptr", "tt.make_tensor_descriptor", "tt.make_tensor_ptr", "tt.advance",
                   "ttng.reinterpret_tensor_descriptor")  # fmt: skip

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from weft.emulator.ttir import Op, Value
+from weft.ir.ttir import Op, Value
 from weft.verify.events import (
     ATOMICS,
     STORES,

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from weft.emulator.ttir import Op, Type, Value
+from weft.ir.ttir import Op, Type, Value
 from weft.verify import amdgcn, machine, ptx
 from weft.verify.events import base_name, is_tile
 from weft.verify.places import Loc, is_known, key_of

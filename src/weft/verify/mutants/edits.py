@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from weft.emulator.ttir import Block, Function, Module, Op, Region, Value
-from weft.emulator.ttir_parser import parse_statements
+from weft.ir.ttir import Block, Function, Module, Op, Region, Value
+from weft.ir.ttir_parser import parse_statements
 
 # What stands in an operation's place; an operation that is not named stays.
 Changes = Mapping[Op, Sequence[Op]]

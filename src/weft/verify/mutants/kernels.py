@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from weft.emulator.accesses import RELEASE_COMPLETES_STORES
-from weft.emulator.ttir import Block, Module, Op, Value
-from weft.emulator.ttir_parser import parse_statements
+from weft.ir.ttir import Block, Module, Op, Value
+from weft.ir.ttir_parser import parse_statements
 from weft.language import world_layout
 from weft.language.symbols import Symbol
 from weft.verify.mutants.edits import (

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from weft.emulator.ttir import Op
+from weft.ir.ttir import Op
 from weft.language.symbols import SYMBOLS, Symbol, base_symbol
 
 OPERATIONS = {

@@ -9,8 +9,8 @@ from weft.base.report import Finding
 from weft.emulator.codegen import EmulatedKernel
 from weft.emulator.device import Stream, Work
 from weft.emulator.rewriting import Rewrite, compile_module, parsed
-from weft.emulator.ttir import Op
-from weft.emulator.ttir_parser import parse_statements
+from weft.ir.ttir import Op
+from weft.ir.ttir_parser import parse_statements
 from weft.verify.mutants import host, kernels
 from weft.verify.mutants.edits import Changes, edited
 from weft.verify.mutants.records import HOST, Mutant, Site

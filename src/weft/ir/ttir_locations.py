@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from functools import cache
 
 from weft.base.place import Frame, Place
-from weft.emulator.ttir import Chain
+from weft.ir.ttir import Chain
 
 _FILE = re.compile(r'^"((?:[^"\\]|\\.)*)":(\d+):(\d+)')
 _NAMED = re.compile(r'^"(?:[^"\\]|\\.)*"(?:\((.*)\))?$', re.DOTALL)

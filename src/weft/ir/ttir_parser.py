@@ -13,9 +13,9 @@ from typing import Any
 
 from weft.base.errors import CompileError
 from weft.base.place import UNKNOWN, Place
-from weft.emulator.ttir import Block, Function, Module, Op, Region, Type, Value, parse_type
-from weft.emulator.ttir_locations import ALIAS, Locations, commas, cut_location
-from weft.emulator.ttir_tokens import (
+from weft.ir.ttir import Block, Function, Module, Op, Region, Type, Value, parse_type
+from weft.ir.ttir_locations import ALIAS, Locations, commas, cut_location
+from weft.ir.ttir_tokens import (
     closing_parenthesis,
     read_attribute,
     read_attributes,
