@@ -22,7 +22,7 @@ RIGHT = (
 PLANTED = {
     "tests/emulator/scripts/raw_ring.py": {"device-scope"},
     "tests/language/language_kernels.py": {"device-scope"},
-    "tests/language/transfer_kernels.py": {"relaxed-signal", "source-reused"},
+    "tests/language/transfer_kernels.py": {"relaxed-signal"},
     "tests/litmus/data_kernels.py": {
         "relaxed-signal",
         "spin-without-acquire",
@@ -43,22 +43,13 @@ PLANTED = {
 SEEN = {
     "asynchronous_store_not_completed": "unfinished-store",
     "divergent_barrier": "divergent-barrier",
-    "get_before_ready": "late-wait",
     "gpu_scoped_signal": "device-scope",
-    "lost_signal": "one-word-for-many",
-    "missing_wait": "late-wait",
-    "notify_before_store": "store-after-notify",
     "peer_out_of_range": "peer-unmasked",
     "plain_spin": "plain-load-wait",
-    "programs_of_a_grid_not_joined": "speaks-for-all",
     "relaxed_link_in_a_chain": "spin-without-acquire",
     "relaxed_notify": "relaxed-signal",
     "relaxed_wait": "spin-without-acquire",
-    "signal_reset_before_its_wait": "reset-before-wait",
-    "source_reused_before_quiet": "source-reused",
     "spin_without_acquire": "spin-without-acquire",
-    "too_many_arrivals": "count-not-met",
-    "transfer_never_completed": "transfer-never-completed",
     "volatile_wait": "volatile-wait",
 }
 

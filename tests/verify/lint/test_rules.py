@@ -323,18 +323,6 @@ def main(world):
     assert ("device-scope", 4) in rules_of(text)
 
 
-def test_arrivals_of_programs():
-    text = """
-@triton.jit
-def join(arrived, x):
-    if tl.program_id(0) > 0:
-        wl.notify(world, arrived, to=peer)
-    wl.wait(arrived, at_least=tl.num_programs(0))
-    tl.store(x, tl.load(x))
-"""
-    assert rules_of(text) == [("count-not-met", 6)]
-
-
 def test_loads_of_a_loop_that_asks_for_stages_itself():
     text = """
 @triton.jit

@@ -18,7 +18,6 @@ from weft.verify.lint.values import (
     OFFSET_RANK,
     RANK,
     TILE,
-    TILE_DATA,
     UNCHECKED,
     Value,
     plain,
@@ -162,7 +161,7 @@ def _method(walker: Walker, node: ast.Call) -> Value:
         return NOTHING
     if what in ("load", "gather"):
         walker.emit("descriptor load", f".{what}", node, pointer=target)
-        return Value(traits=frozenset({DATA, TILE, TILE_DATA}))
+        return Value(traits=frozenset({DATA, TILE}))
     if what in REDUCES:
         return plain(target, *values).without(TILE)
     if what in ("item", "reshape", "trans", "permute", "broadcast_to", "value"):
@@ -191,7 +190,7 @@ def loaded(pointer: Value, trait: str = DATA) -> Value:
     """What a load or an atomic gives; the world's own table holds no data."""
     if any(root.endswith(".table") for root in pointer.roots):
         return Value(traits=frozenset({TILE}) if pointer.is_tile else frozenset())
-    of_tile = {TILE, TILE_DATA} if pointer.is_tile else set()
+    of_tile = {TILE} if pointer.is_tile else set()
     traits = frozenset({trait, UNCHECKED} | of_tile)
     entry = index = None
     if pointer.roots:

@@ -13,7 +13,6 @@ from dataclasses import replace
 
 from weft.verify.lint.source import Device, Source
 from weft.verify.lint.values import (
-    LOOP,
     NOTHING,
     NUM_RANKS,
     OFFSET_RANK,
@@ -156,7 +155,7 @@ class Walker:
         else:
             reach = self.eval(statement.iter)
         # The end of a range goes into none of its numbers.
-        variable = plain(reach, exactly(LOOP)).without(NUM_RANKS, OFFSET_RANK)
+        variable = plain(reach).without(NUM_RANKS, OFFSET_RANK)
         before = dict(self.env)
         self._forget(statement.body)
         self.bind(statement.target, variable)
@@ -196,9 +195,6 @@ class Walker:
             names = {n.id for n in ast.walk(op.node) if isinstance(n, ast.Name)}
             if op.can_poll and not names & changed and not _stores_to(op.pointer, in_body):
                 op.poll = loop
-                sides = [self.compared.get(id(node), ()) for node in ast.walk(loop.test)]
-                expected = [one for side in sides for one in side if one.entry is None]
-                op.bound = expected[0] if len(expected) == 1 else plain(*expected)
 
     def do_With(self, statement: ast.With) -> None:
         self.block(statement.body)

@@ -21,19 +21,17 @@ from weft.verify.lint.device import Walker
 from weft.verify.lint.values import (
     DATA,
     NOTHING,
-    NUM_PROGRAMS,
     NUM_RANKS,
     PROGRAM,
     RANK,
     TICKET,
     TILE,
-    TILE_DATA,
     Value,
     exactly,
 )
 
 ONE = Value(number=1)
-LOADED_TILE = Value(traits=frozenset({DATA, TILE, TILE_DATA}))
+LOADED_TILE = Value(traits=frozenset({DATA, TILE}))
 
 
 def _nothing(pointer: Value) -> Value:
@@ -116,7 +114,6 @@ GIVES = {
     "tl.zeros": Value(traits=frozenset({TILE})),
     "tl.full": Value(traits=frozenset({TILE})),
     "tl.program_id": exactly(PROGRAM),
-    "tl.num_programs": exactly(NUM_PROGRAMS),
     "wl.rank": exactly(RANK),
     "wl.num_ranks": exactly(NUM_RANKS),
 }
@@ -134,7 +131,7 @@ def _act(
         order = written(walker, node, "sem" if name.startswith("tl.") else "order", values,
                         one.order)  # fmt: skip
         walker.emit(
-            one.kind, name, node, options=values, count=values.get("count", ONE),
+            one.kind, name, node, options=values,
             pointer=_there(walker, pointer, values.get(one.to, NOTHING)) if one.to else pointer,
             value=values.get(one.value, one.default), to=values.get(one.to), order=order,
             scope=written(walker, node, "scope", values, one.scope),

@@ -12,15 +12,12 @@ from typing import Any
 
 # What has gone into a value.
 DATA = "data"  # something loaded
-TILE_DATA = "tile data"  # loaded by a tile of addresses
 TICKET = "ticket"  # the result of an atomic
 RANK = "rank"
 NUM_RANKS = "num_ranks"
 PROGRAM = "program"
-NUM_PROGRAMS = "num_programs"
 TILE = "tile"  # one number for each element
 OFFSET_RANK = "rank plus something"  # not brought back into 0 .. num_ranks - 1
-LOOP = "loop"
 UNCHECKED = "unchecked"  # from memory, and neither masked nor taken modulo since
 
 
@@ -139,13 +136,11 @@ class Op:
     path: tuple[Frame, ...] = ()
     pointer: Value = NOTHING
     value: Value = NOTHING
-    count: Value = NOTHING
     to: Value | None = None
     order: str = ""
     scope: str = ""
     options: dict[str, Value] = field(default_factory=dict)
     poll: ast.While | None = None
-    bound: Value = NOTHING  # what a loop compares the word with
     used: bool = True
 
     @property
@@ -183,11 +178,6 @@ class Op:
         if how in ("cas", "xchg", "exchange", "load") or self.name == "wl.load":
             return True
         return how in ("add", "or", "xor", "max") and self.value.number == 0
-
-    @property
-    def expected(self) -> Value:
-        """What a wait waits for."""
-        return self.bound if self.poll is not None else self.value
 
     def loops(self) -> list[Frame]:
         """The loops around it, outermost first."""

@@ -10,8 +10,6 @@ FAMILIES = (
     "loops",
     "releases",
     "peers",
-    "counts",
-    "sequences",
     "usage",
 )
 

@@ -1,4 +1,4 @@
-"""Ranks that a kernel or its host names, and that may not exist."""
+"""Ranks that a kernel names and that may not exist; barriers that not all ranks come to."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from weft.verify.lint.problem import ERROR, WARNING
 from weft.verify.lint.registry import Hit, Kernel, at, rule, text_of
-from weft.verify.lint.values import DATA, NUM_RANKS, OFFSET_RANK, RANK, TICKET, UNCHECKED, Op
+from weft.verify.lint.values import DATA, NUM_RANKS, OFFSET_RANK, RANK, TICKET, UNCHECKED, Frame, Op
 
 
 @rule(
@@ -58,3 +58,26 @@ def peer_from_data(kernel: Kernel) -> Iterator[Hit]:
         if not any(frame.test.has(DATA) for frame in op.branches()):
             yield at(op, f"{_peer_text(op)} is what memory holds, and nothing here says that "
                          "it is a rank")  # fmt: skip
+
+
+@rule(
+    "divergent-barrier",
+    ERROR,
+    "A barrier of the world in a branch that not every rank takes.",
+    remedy="call it outside the branch, or on both sides of it",
+)
+def divergent_barrier(kernel: Kernel) -> Iterator[Hit]:
+    barriers = [op for op in kernel.of("barrier") if op.name == "wl.barrier"]
+    for op in barriers:
+        for frame in op.branches():
+            if not (frame.test.has(RANK) or frame.test.has(OFFSET_RANK)):
+                continue
+            if not any(_on_other_side(one, frame) for one in barriers):
+                line = frame.node.lineno  # type: ignore[attr-defined]
+                yield at(op, f"only ranks for which the condition in line {line} decides so "
+                             "come here, and a barrier waits for every rank")  # fmt: skip
+                break
+
+
+def _on_other_side(op: Op, frame: Frame) -> bool:
+    return any(one.node is frame.node and one.kind != frame.kind for one in op.branches())
