@@ -151,7 +151,7 @@ class Module:
 # ---------------------------------------------------------------------------------------------
 # Types
 
-_SHAPED = re.compile(r"((?:\d+x)*)(.*)$", re.DOTALL)
+_EXTENT = re.compile(r"(\d+)x")
 
 
 @cache
@@ -159,20 +159,25 @@ def parse_type(text: str) -> Type:
     """The type spelled `text`: `i32`, `tensor<2x4x!tt.ptr<f32>>`, `!tt.tensordesc<...>`."""
     text = text.strip()
     if text.startswith("tensor<"):
-        extents, element = _SHAPED.match(text[7:-1]).groups()
+        extents, element = _shaped(text[7:-1])
         element = parse_type(_before_encoding(element))
-        return Type(text, _extents(extents), element.element, element.pointee)
+        return Type(text, extents, element.element, element.pointee)
     if text.startswith("!tt.ptr<"):
         return Type(text, (), "ptr", _before_encoding(text[8:-1]))
     if text.startswith("!tt.tensordesc<"):
         inner = text[15:-1].removeprefix("tensor<")
-        extents, element = _SHAPED.match(inner).groups()
-        return Type(text, _extents(extents), "tensordesc", _before_encoding(element).rstrip(">"))
+        extents, element = _shaped(inner)
+        return Type(text, extents, "tensordesc", _before_encoding(element).rstrip(">"))
     return Type(text, (), text)
 
 
-def _extents(text: str) -> tuple[int, ...]:
-    return tuple(int(extent) for extent in text.split("x") if extent)
+def _shaped(text: str) -> tuple[tuple[int, ...], str]:
+    """`2x4xf32` as its extents and the rest."""
+    extents: list[int] = []
+    while match := _EXTENT.match(text):
+        extents.append(int(match[1]))
+        text = text[match.end() :]
+    return tuple(extents), text
 
 
 def _before_encoding(text: str) -> str:

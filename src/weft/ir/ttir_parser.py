@@ -84,6 +84,8 @@ class _Parser:
         self.cursor += 1
         self.values = {}
         symbol = re.search(r"@(\"[^\"]*\"|[\w$.-]+)", header)
+        if symbol is None:
+            raise CompileError(f"a TTIR function without a name: {header}")
         name = symbol.group(1).strip('"')
         start = header.index("(", symbol.end())
         end = closing_parenthesis(header, start)
@@ -154,8 +156,7 @@ class _Parser:
             op.place, op.chain = self.locations.place(location), self.locations.chain(location)
 
     def block_header(self, line: str) -> tuple[str, list[Value]]:
-        label = re.match(r"\^[\w$.-]+", line).group()
-        rest = line[len(label) :]
+        label, rest = re.split(r"(?<=[\w$.-])(?![\w$.-])", line, maxsplit=1)
         if not rest.startswith("("):
             return label, []
         return label, self.arguments(rest[1 : closing_parenthesis(rest, 0)])
