@@ -29,7 +29,7 @@ from triton.experimental.gluon import language as gl
 
 import weft.language as wl
 from weft.base.dtypes import tolerance
-from weft.tiles import dealing, gemm, gemm_sm90, swizzle
+from weft.tiles import gemm, gemm_sm90, swizzle, tile_scheduler
 from weft.tiles.blocking import Blocking
 from weft.tune.figures import percentile
 from weft.tune.provenance import clocks, provenance, save
@@ -118,7 +118,7 @@ def ready_after_a_word(at, segment, tile, args):
 
 
 @gluon.jit(do_not_specialize=["e"])
-def multiply(a, b, c, scale_a, scale_b, partials, summed, e, shape, early, early_parts,
+def multiply(a, b, c, scale_a, scale_b, partials, summed, e, shape, early, first_wave,
              tile_m: gl.constexpr, tile_n: gl.constexpr, tile_k: gl.constexpr, stages: gl.constexpr,
              chunk_n: gl.constexpr, group_m: gl.constexpr, waits: gl.constexpr,
              is_scaled: gl.constexpr, per_block: gl.constexpr):  # fmt: skip
@@ -142,7 +142,7 @@ def multiply(a, b, c, scale_a, scale_b, partials, summed, e, shape, early, early
         tile_m, tile_n, tile_k, stages, chunk_n, True,
         order, (group_m,), ready, ready_args, emit, gemm_sm90.Stored(c),
         scales=scales, scales_args=scales_args, per_block=per_block, early=early,
-        early_parts=early_parts,
+        first_wave=first_wave,
     )  # fmt: skip
 
 
@@ -159,10 +159,10 @@ class Bench:
         self.programs = torch.cuda.get_device_properties(0).multi_processor_count
         one = (m * k + n * k + m * n) * dtype.itemsize
         self.sets = [self._inputs() for _ in range(max(2, min(8, int(ROTATED_BYTES / one) + 1)))]
-        shares = (self.programs, dealing.MAX_PARTS.value)
-        elements = dealing.partial_elements(128, 384, *shares)
+        shares = (self.programs, tile_scheduler.MAX_PARTS.value)
+        elements = tile_scheduler.partial_elements(128, 384, *shares)
         self.partials = torch.empty(elements, device="cuda")
-        words = dealing.partial_words(*shares)
+        words = tile_scheduler.partial_words(*shares)
         self.summed = torch.zeros(words + 1, device="cuda", dtype=torch.int64)
         self.summed[-1] = 1 << 40
         self.e = 0
@@ -205,7 +205,7 @@ class Bench:
         shape = gemm.Shape(self.m, self.n, self.k, self.k, self.k, self.n)
         early = variant.head * -(-self.n // cut.tile_n)
         num_k = -(-self.k // cut.tile_k)
-        parts = dealing.early_parts_of(early, num_k, self.programs)
+        parts = tile_scheduler.first_wave_of(early, num_k, self.programs)
 
         def call(i: int) -> None:
             self.e += 1

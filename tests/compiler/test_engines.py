@@ -235,8 +235,8 @@ def test_a_narrow_product_beside_another_costs_more_than_its_columns(columns, us
     assert products.gathered_us(one, H200X4, "sm_push") == pytest.approx(us, rel=0.06)
 
 
-def test_columns_that_only_one_twin_can_have_are_for_those_who_are_told_of_none():
-    """Ranks signal tiles of sums to each other, and the plain twin may stand in on one of them."""
+def test_columns_of_the_sm90_variant_alone_are_for_kernels_that_signal_no_tile():
+    """Ranks signal tiles of sums to each other; the generic variant may stand in on one of them."""
     for function, name, found in (
         (operators.ag_gemm, "gathered", {128, 160, 256}),
         (operators.gemm_rs, "scattered", {128, 256}),
@@ -303,7 +303,7 @@ def test_several_products_of_the_same_rows_are_predicted_as_one():
 
 
 SHAPES = (
-    product(8192), product(8192, n=3584, k=8192, head=16, early_parts=2),
+    product(8192), product(8192, n=3584, k=8192, head=16, first_wave=2),
     product(512, tile=(64, 128, 64)), product(4096, tile=(128, 160, 64), num_ranks=2),
     product(1100, tile=(128, 192, 64)), product(8192, num_ranks=4, num_nodes=2),
     product(300, n=70000, k=8192), product(4096, n=2560),

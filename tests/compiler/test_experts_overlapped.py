@@ -235,13 +235,13 @@ def test_kernels_compile_and_their_waits_hold(target: str):
         "sm90": Specialised("bfloat16", (128, 256, 64), 4, num_warps=4, num_stages=4),
     }
     for kernel in kernels.lower(plan).values():
-        twins = source.load(kernel)
+        variants = source.load(kernel)
         # Rows that go to their tokens' ranks are no chunks of tiles.
         scatters = any(one.function == "push_rows" for one in kernel.of(core.Hook))
-        assert (twins.sm90 is None) == scatters
-        for twin in ("plain", "sm90") if target == "cuda:90" and not scatters else ("plain",):
-            made = record(kernel, twin, given[twin])
-            binary = triton_api.compile_kernel(getattr(twins, twin), made, TARGETS[target])
+        assert (variants.sm90 is None) == scatters
+        for variant in ("plain", "sm90") if target == "cuda:90" and not scatters else ("plain",):
+            made = record(kernel, variant, given[variant])
+            binary = triton_api.compile_kernel(getattr(variants, variant), made, TARGETS[target])
             report = compiled_check(binary, TARGETS[target])
             assert report.ok, str(report)
             assert "ld.local" not in binary.asm.get("ptx", "")

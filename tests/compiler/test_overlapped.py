@@ -134,8 +134,8 @@ def test_rows_are_read_in_place_where_no_tile_straddles_two_ranks():
 
 
 def test_a_lowering_that_there_is_not():
-    with pytest.raises(UsageError, match="lowering='woven'; it is overlapped, unfused or"):
-        layers().options(lowering="woven")
+    with pytest.raises(UsageError, match="lowering='hidden'; it is overlapped, unfused or"):
+        layers().options(lowering="hidden")
 
 
 class World:

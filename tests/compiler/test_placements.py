@@ -9,7 +9,7 @@ import torch
 from random_programs import PLACEMENTS, of_rank
 
 from weft.compiler import libraries
-from weft.ir.shapes import BY_TABLE, INDICES
+from weft.ir.shapes import DYNAMIC, INDICES
 from weft.ir.task import KINDS, Partial, Replicate, Task, Type, placements_of
 from weft.ir.tensor import Halves
 
@@ -21,7 +21,7 @@ OF_NO_HALVES = ("silu_mul",)
 LOCAL = [
     kind for kind, row in KINDS.items()
     if row.num_operands and not row.is_collective and "head" not in row.attributes
-    and kind not in (*BY_TABLE, *INDICES)
+    and kind not in (*DYNAMIC, *INDICES)
 ]  # fmt: skip
 
 

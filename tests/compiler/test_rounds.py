@@ -12,7 +12,7 @@ from weft.base.hardware import H200X4
 from weft.compiler.cost import products
 from weft.compiler.cost.products import Product
 from weft.compiler.cost.rounds import Arrival, Rounds
-from weft.tiles import dealing, gemm_sm90
+from weft.tiles import gemm_sm90, tile_scheduler
 from weft.tiles.blocking import Blocking
 
 
@@ -30,7 +30,7 @@ def walked_us(product, dealt, programs, each_us, share_us, ready, late=0, late_u
     rows, ends = rows_in_order(product), []
     for program in range(programs):
         now = late_us if program >= programs - late else 0.0
-        for unit in dealing.units(program, dealt, programs):
+        for unit in tile_scheduler.units(program, dealt, programs):
             begin = max(now, ready[rows[unit.tile]])
             now = begin + each_us / unit.parts + (share_us if unit.parts > 1 else 0.0)
         ends.append(now)
@@ -45,8 +45,8 @@ def drawn(draw: random.Random) -> tuple[Product, int]:
     product = Product(m, n, k, num_ranks, (128, columns, 64), group_m=draw.choice((1, 3, 8, 16)))
     own = product.rows // 128
     if num_ranks > 1 and own and m == product.rows * num_ranks and product.rows % 128 == 0:
-        most = dealing.early_parts_of(own * product.tiles[1], ceil(k / 64), programs)
-        return replace(product, head=own, early_parts=draw.randint(1, most)), programs
+        most = tile_scheduler.first_wave_of(own * product.tiles[1], ceil(k / 64), programs)
+        return replace(product, head=own, first_wave=draw.randint(1, most)), programs
     return product, programs
 
 
@@ -57,14 +57,14 @@ def test_rounds_end_when_the_last_of_all_tiles_does(seed):
     if seed % 2:  # shards of whole tiles, whose own rows may be early
         rows = 128 * draw.randint(1, 12)
         product, programs = replace(product, m=rows * product.num_ranks, head=0), programs
-        most = dealing.early_parts_of(rows // 128 * product.tiles[1], 32, programs)
+        most = tile_scheduler.first_wave_of(rows // 128 * product.tiles[1], 32, programs)
         if product.num_ranks > 1:
-            product = replace(product, head=rows // 128, early_parts=draw.randint(1, most))
+            product = replace(product, head=rows // 128, first_wave=draw.randint(1, most))
     num_m, num_n = product.tiles
     blocking = Blocking(*product.tile, gemm_sm90.NUM_WARPS, 1)
     early = product.head * num_n
-    dealt = dealing.deal(num_m * 128, product.n, product.k, blocking, programs, early,
-                         product.early_parts)  # fmt: skip
+    dealt = tile_scheduler.deal(num_m * 128, product.n, product.k, blocking, programs, early,
+                         product.first_wave)  # fmt: skip
     each_us, share_us = draw.choice((0.5, 5.0, 40.0)), draw.choice((0.0, 5.0, 30.0))
     steps = sorted(draw.sample(range(num_m), min(num_m, draw.randint(0, 9))))
     times = sorted(draw.uniform(0, 300) for _ in steps)

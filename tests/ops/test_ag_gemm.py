@@ -315,8 +315,8 @@ def test_dtypes_that_do_not_fit():
         ({"pieces": 0}, "pieces=0"),
         ({"feeders": 132}, "feeders=132; cuda:90 has 132 SMs, of which 1 is kept free"),
         ({"num_stages": 6}, "bytes of shared memory"),
-        ({"early_parts": 2}, "early_parts=2 for 80 tiles of own rows with template='plain'"),
-        ({"early_parts": 2, "own_first": False}, "take own_first=True"),
+        ({"first_wave": 2}, "first_wave=2 for 80 tiles of own rows with template='plain'"),
+        ({"first_wave": 2, "own_first": False}, "take own_first=True"),
     ],
 )
 def test_configurations_that_cannot_run(change, words):
@@ -339,14 +339,14 @@ def test_configurations_for_several_nodes(transport):
 def test_parts_of_early_tiles_run_at_once(m, most):
     """Programs that share a tile wait for each other."""
     problem, target = Problem(m, 2560, 8192, 4), TARGETS["cuda:90"]
-    bases = [replace(one, early_parts=1, own_first=True) for one in candidates(problem, target)]
+    bases = [replace(one, first_wave=1, own_first=True) for one in candidates(problem, target)]
     ways = [replace(base, **way._asdict()) for base in bases if base.template == "sm90"
             for way in _ways_of(base, problem, target)]  # fmt: skip
-    found = [one for one in ways if one.early_parts > 1]
-    assert max((one.early_parts for one in found), default=1) == most
+    found = [one for one in ways if one.first_wave > 1]
+    assert max((one.first_wave for one in found), default=1) == most
     for one in found:
         with pytest.raises(ConfigError, match="'sm90' takes up to"):
-            replace(one, early_parts=1 + programs_on(target) // own_tiles(problem, one)).check(
+            replace(one, first_wave=1 + programs_on(target) // own_tiles(problem, one)).check(
                 problem, target
             )
 
@@ -448,13 +448,13 @@ def test_compiles_everywhere_and_keeps_its_waits(target, transport, shape):
 def test_columns_that_are_no_power_of_two(tile_n, stages, b_is_nk):
     target, problem = TARGETS["cuda:90"], Problem(2048, 2560, 8192, 4, "bfloat16", b_is_nk=b_is_nk)
     config = next(c for c in candidates(problem, target) if c.template == "sm90")
-    config = replace(config, tile_n=tile_n, num_stages=stages, early_parts=1)
+    config = replace(config, tile_n=tile_n, num_stages=stages, first_wave=1)
     *_, (fn, record) = op.kernels(problem, config, target)
     width = gemm_sm90.block_columns(tile_n)
     block = (width, 64) if b_is_nk else (64, width)
     assert f"bf16{list(block)}" in record.signature["b"]
     check_products([(fn, record)], target)
-    # The plain twin, where addresses are not TMA's.
+    # The generic variant, where addresses are not TMA's.
     assert tile_of(problem, config, False).n == gemm_sm90.wide_columns(tile_n)
     with pytest.raises(ConfigError, match=f"tile_n={tile_n}; it must be a power of two"):
         replace(config, template="plain").check(problem, target)

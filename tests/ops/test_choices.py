@@ -23,7 +23,7 @@ TARGET = TARGETS["cuda:90"]
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
 NAME = re.compile(
     r"(?P<transport>put|push|pull)(?P<tile_n>\d+)g(?P<group_m>\d+)c(?P<chunks>\d+)"
-    r"(e(?P<early_parts>\d+)f(?P<feeders>\d+))?( all rows alike)?"
+    r"(e(?P<first_wave>\d+)f(?P<feeders>\d+))?( all rows alike)?"
 )
 # Of then: those that fetched are programs' alone now.
 NEW_NAMES = {"put": "ce_push", "push": "sm_push", "pull": "ce_pull"}
@@ -47,7 +47,7 @@ def readings():
         timed = ((row, *one) for row in run["rows"] for one in row["us"].items())
         for row, name, us in timed:
             fields = NAME.fullmatch(name)
-            if not fields or (fields["transport"] == "push" and not fields["early_parts"]):
+            if not fields or (fields["transport"] == "push" and not fields["first_wave"]):
                 continue  # a push was a launch before the product once
             said = fields.groupdict("1").items()
             found = {key: int(text) for key, text in said if text.isdigit()}
@@ -94,12 +94,12 @@ def every_way(problem: Problem):
             for one in some:
                 yield one
                 if one.own_first and problem.num_ranks > 1:
-                    parts = (replace(one, early_parts=parts) for parts in (2, 3, 4))
+                    parts = (replace(one, first_wave=parts) for parts in (2, 3, 4))
                     yield from (one for one in parts if can_be(one, problem))
 
 
 def can_be(config: Config, problem: Problem) -> bool:
-    early = _ag_gemm_config.own_tiles(problem, config) * config.early_parts
+    early = _ag_gemm_config.own_tiles(problem, config) * config.first_wave
     return early <= TARGET.num_sms - 1 and not _ag_gemm_config.straddles(problem, config)
 
 

@@ -188,7 +188,7 @@ def test_columns_that_are_no_power_of_two(transport, by_tma, tile_n, stages):
     check_products([(fn, record)], target, WIDER_STACK_BYTES)
 
 
-def test_the_plain_twin_has_a_power_of_two_of_columns():
+def test_the_generic_variant_has_a_power_of_two_of_columns():
     problem = problem_for(op, 4, 2048, 7680, 2048, "bfloat16")
     config = Config(template="sm90", tile_n=320, num_warps=4, num_stages=3)
     with pytest.raises(ConfigError, match="tile_n=320; it must be a power of two"):

@@ -1,4 +1,4 @@
-"""fp8 products with scales: the plain twin on the emulator, both compiled, Hopper's on a GPU."""
+"""fp8 products with scales: the generic variant on the emulator, both compiled, Hopper's on a GPU."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from weft.base.dtypes import tolerance
 from weft.base.records import KernelRecord
 from weft.base.target import TARGETS
 from weft.language import triton_api
-from weft.tiles import dealing, gemm, gemm_sm90, swizzle
+from weft.tiles import tile_scheduler, gemm, gemm_sm90, swizzle
 
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
 KINDS = ("tensor", "rows", "blocks")
@@ -155,7 +155,7 @@ def test_products_of_fp8_run_on_hoppers_tensor_cores(per_block):
         *(pytest.param(one, marks=pytest.mark.slow) for one in ("cuda:100", "hip:gfx950")),
     ],
 )
-def test_the_plain_twin_compiles(target, per_block):
+def test_the_generic_variant_compiles(target, per_block):
     element = "fp8e5" if target == "hip:gfx942" else "fp8e4nv"
     tile = gemm.Tile.of(64, 128, 128, size_k=4096, b_is_nk=True)
     record = KernelRecord(
@@ -172,13 +172,13 @@ def test_the_plain_twin_compiles(target, per_block):
 @pytest.mark.gpu(n=1)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("shape", [(2048, 2560, 1024), (200, 144, 1168)], ids=str)
-def test_multiplies_fp8_as_its_twin(shape, kind):
+def test_multiplies_fp8_as_the_generic_variant(shape, kind):
     m, n, k = shape
     cut, programs = gemm_sm90.PROMOTED, 132
     a, b, scale_a, scale_b, product = quantised(m, n, k, kind, device="cuda")
     c = torch.full((m, n), float("nan"), device="cuda", dtype=torch.bfloat16)
     plain = c.clone()
-    elements = dealing.partial_elements(cut.tile_m, cut.tile_n, programs)
+    elements = tile_scheduler.partial_elements(cut.tile_m, cut.tile_n, programs)
     partials = torch.empty(elements, device="cuda")
     summed = torch.zeros(2 * programs, device="cuda", dtype=torch.int64)
     extents = gemm.Shape(m, n, k, k, k, n)

@@ -1,4 +1,4 @@
-"""The GEMM template for Hopper: how work is dealt out, what is compiled, and its twin's results."""
+"""The GEMM template for Hopper: its tile scheduler, what is compiled, what it computes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from weft.base.records import KernelRecord
 from weft.base.target import TARGETS
 from weft.language import triton_api
 from weft.language.world_arg import WorldArg, language_version
-from weft.tiles import dealing, fragments, gemm, gemm_sm90, swizzle
+from weft.tiles import fragments, gemm, gemm_sm90, swizzle, tile_scheduler
 from weft.tiles.blocking import Blocking
 from weft.verify import compiled
 
@@ -33,7 +33,7 @@ WITH_REST = [Blocking(128, 192, 64, gemm_sm90.NUM_WARPS, 4),
 
 
 @gluon.jit
-def plain_gemm(a, b, c, partials, summed, e, shape, early, early_parts, tile_m: gl.constexpr,
+def plain_gemm(a, b, c, partials, summed, e, shape, early, first_wave, tile_m: gl.constexpr,
                tile_n: gl.constexpr, tile_k: gl.constexpr, stages: gl.constexpr,
                b_is_nk: gl.constexpr):  # fmt: skip
     order: gl.constexpr = swizzle.grouped
@@ -44,7 +44,7 @@ def plain_gemm(a, b, c, partials, summed, e, shape, early, early_parts, tile_m: 
         gemm_sm90.Shared(partials, summed, e, None),
         tile_m, tile_n, tile_k, stages, gemm_sm90.chunk_columns(tile_n), b_is_nk,
         order, (8,), ready, gemm.Always(a, shape.m), emit, gemm.Stored(c, shape), early=early,
-        early_parts=early_parts,
+        first_wave=first_wave,
     )  # fmt: skip
 
 
@@ -88,8 +88,8 @@ def test_every_tile_is_dealt_out_once(m, n, k, num_programs, head):
         num_n, num_k = -(-n // blocking.tile_n), -(-k // blocking.tile_k)
         tiles = -(-m // blocking.tile_m) * num_n
         early = min(head * num_n, tiles)
-        early_parts = dealing.early_parts_of(early, num_k, num_programs)
-        dealt = dealing.deal(m, n, k, blocking, num_programs, early, early_parts)
+        first_wave = tile_scheduler.first_wave_of(early, num_k, num_programs)
+        dealt = tile_scheduler.deal(m, n, k, blocking, num_programs, early, first_wave)
         assert dealt.early + dealt.whole + dealt.shared == tiles
         # Shared tiles come last, one for each program at most: their parts run side by side.
         assert dealt.shared * dealt.parts <= num_programs
@@ -98,7 +98,7 @@ def test_every_tile_is_dealt_out_once(m, n, k, num_programs, head):
 
         done: dict[int, list] = {}
         for program in range(num_programs):
-            units = dealing.units(program, dealt, num_programs)
+            units = tile_scheduler.units(program, dealt, num_programs)
             # Consumers in turns reckon with it: only the first and the last may be shorter.
             assert all(unit.end - unit.begin == dealt.num_k for unit in units[1:-1])
             for unit in units:
@@ -107,7 +107,7 @@ def test_every_tile_is_dealt_out_once(m, n, k, num_programs, head):
         # Part 0's too: of halved tiles it leaves sums like the others.
         places = [unit.place for units in done.values() for unit in units if unit.parts > 1]
         assert len(places) == len(set(places))
-        room = dealing.partial_words(num_programs, early_parts) // 2
+        room = tile_scheduler.partial_words(num_programs, first_wave) // 2
         assert all(0 <= place < room for place in places)
         for units in done.values():
             first, *others = sorted(units, key=lambda unit: unit.part)
@@ -173,7 +173,7 @@ def record_of(blocking, dtype: str, b_is_nk: bool, **more: str) -> KernelRecord:
         constants={
             "shape": gemm.Shape(*[None] * len(gemm.Shape._fields)),
             "early": 0,
-            "early_parts": 1,
+            "first_wave": 1,
             "tile_m": tile_m,
             "tile_n": tile_n,
             "tile_k": tile_k,
@@ -253,7 +253,7 @@ def test_a_chunk_is_not_overwritten_that_is_still_stored_from(blocking, waits):
      ((384, 512, 4096), 2)],
     ids=str,
 )  # fmt: skip
-def test_multiplies_as_its_twin(shape, head, blocking, b_is_nk, dtype):
+def test_multiplies_as_the_generic_variant(shape, head, blocking, b_is_nk, dtype):
     """`head`: the first rows of tiles are a round of their own, and shared."""
     m, n, k = shape
     torch.manual_seed(0)
@@ -265,11 +265,11 @@ def test_multiplies_as_its_twin(shape, head, blocking, b_is_nk, dtype):
     tile_m, tile_n, tile_k = blocking.tile_m, blocking.tile_n, blocking.tile_k
     programs = 132
     early = head * -(-n // tile_n)
-    early_parts = dealing.early_parts_of(early, -(-k // tile_k), programs)
-    assert (early_parts > 1) == (head > 0)
-    shares = (programs, early_parts)
-    partials = torch.empty(dealing.partial_elements(tile_m, tile_n, *shares), device="cuda")
-    summed = torch.zeros(dealing.partial_words(*shares), device="cuda", dtype=torch.int64)
+    first_wave = tile_scheduler.first_wave_of(early, -(-k // tile_k), programs)
+    assert (first_wave > 1) == (head > 0)
+    shares = (programs, first_wave)
+    partials = torch.empty(tile_scheduler.partial_elements(tile_m, tile_n, *shares), device="cuda")
+    summed = torch.zeros(tile_scheduler.partial_words(*shares), device="cuda", dtype=torch.int64)
     chunk = gemm_sm90.chunk_of(tile_m, tile_n)
     results = []
     for e in (1, 2):
@@ -278,7 +278,7 @@ def test_multiplies_as_its_twin(shape, head, blocking, b_is_nk, dtype):
             gemm_sm90.descriptor(a, (tile_m, tile_k)),
             gemm_sm90.descriptor(right, block_of_b(blocking, b_is_nk)),
             gemm_sm90.descriptor(c, chunk), partials, summed, e,
-            gemm.Shape(m, n, k, k, right.stride(0), n), early, early_parts, tile_m, tile_n, tile_k,
+            gemm.Shape(m, n, k, k, right.stride(0), n), early, first_wave, tile_m, tile_n, tile_k,
             blocking.num_stages, b_is_nk, num_warps=blocking.num_warps,
         )  # fmt: skip
         results.append(c.clone())
@@ -301,7 +301,7 @@ def test_hooks_combine_and_announce(blocking):
     chunk = gemm_sm90.chunk_of(tile_m, tile_n)
     table = torch.zeros(1 << 16, device="cuda", dtype=torch.int64)
     told = torch.zeros(2 * n // tile_n, device="cuda", dtype=torch.int64)
-    partials = torch.empty(dealing.partial_elements(tile_m, tile_n, programs), device="cuda")
+    partials = torch.empty(tile_scheduler.partial_elements(tile_m, tile_n, programs), device="cuda")
     summed = torch.zeros(2 * programs, device="cuda", dtype=torch.int64)
     gemm_with_all_hooks[(programs,)](
         gemm_sm90.descriptor(a, (tile_m, tile_k)),

@@ -213,7 +213,7 @@ SAFE = {
 
 
 @triton.jit
-def woven(
+def fused(
     a, b, c, signal, world, m, n, k,
     BULK_LOAD: tl.constexpr, BULK_STORE: tl.constexpr,
     TILE_M: tl.constexpr, TILE_N: tl.constexpr, TILE_K: tl.constexpr,
@@ -246,13 +246,13 @@ def woven(
             c_desc.store([i_m * TILE_M, i_n * TILE_N], acc.to(c.dtype.element_ty))
         else:
             out = wl.at(world, c, peer) + rows[:, None] * n + columns[None, :]
-            tl.store(out, acc.to(c.dtype.element_ty))  # mark: woven store
+            tl.store(out, acc.to(c.dtype.element_ty))  # mark: fused store
         wl.notify(world, signal + 64 + i_m, to=peer)
 
 
 @triton.jit
 def primitives(a, c, signal, counter, world, n):
-    """Everything that is not in `woven`."""
+    """Everything that is not in `fused`."""
     i = tl.arange(0, 1024)
     wl.barrier(world)
     v = tl.load(a + i)

@@ -103,7 +103,7 @@ def test_sound_odd_shapes_are_clean(kernel, target):
 @pytest.mark.parametrize("target", GPUS)
 @pytest.mark.parametrize("bulk", [(False, False), (True, True)], ids=["pointers", "bulk"])
 def test_wefts_primitives_around_a_gemm_are_clean(target, bulk):
-    report = check(kernels.woven, target, BULK_LOAD=bulk[0], BULK_STORE=bulk[1])
+    report = check(kernels.fused, target, BULK_LOAD=bulk[0], BULK_STORE=bulk[1])
     assert report.ok, str(report)
     assert set(report.waits.values()) == {1}
     assert not report.notes
@@ -300,11 +300,11 @@ def test_stores_that_cannot_be_wide_are_no_finding(how):
 
 
 def test_the_gemms_store_through_at_is_wide():
-    widths = store_widths(build(kernels.woven, "cuda:90", BULK_LOAD=True, BULK_STORE=False))
+    widths = store_widths(build(kernels.fused, "cuda:90", BULK_LOAD=True, BULK_STORE=False))
     (width,) = [
         num_bytes
         for place, num_bytes in widths.items()
-        if place.endswith(f":{line_of('woven store')}")
+        if place.endswith(f":{line_of('fused store')}")
     ]
     assert width == 16
 

@@ -25,7 +25,7 @@ pytestmark = pytest.mark.skipif(TRITON_VERSION >= (3, 8), reason="written for Tr
 
 def stages(target: str, **options) -> dict[str, str]:
     options = {"BULK_LOAD": True, "BULK_STORE": False, **options}
-    asm = build(kernels.woven, target, **options).asm
+    asm = build(kernels.fused, target, **options).asm
     return {stage: text for stage, text in asm.items() if isinstance(text, str)}
 
 
@@ -158,5 +158,5 @@ def test_the_line_of_a_finding_is_the_users():
     head, tail = before(texts["ptx"], r"@%p\d+ atom\.global\.sys\.release")
     texts["ptx"] = without_lines(head, r"^\s*bar\.sync", last=True) + "\n" + tail
     (finding,) = compiled(texts, "cuda:90").findings
-    assert finding.second.line == line_of("woven store")
+    assert finding.second.line == line_of("fused store")
     assert finding.first.file.endswith("compiled_kernels.py")

@@ -344,7 +344,7 @@ def test_which_loops_are_waits():
 def test_every_operation_of_a_real_kernel_is_read():
     import compiled_kernels as kernels
 
-    asm = build(kernels.woven, "cuda:90", BULK_LOAD=True, BULK_STORE=True).asm
+    asm = build(kernels.fused, "cuda:90", BULK_LOAD=True, BULK_STORE=True).asm
     for stage in ("ttir", "ttgir"):
         function = ttgir.parse(asm[stage]).kernel
         known = {*function.arguments, *function.definitions, *function.sources}

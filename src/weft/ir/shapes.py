@@ -15,7 +15,7 @@ from weft.ir import text
 from weft.ir.tensor import TABLE, Size, Times, Type, times
 
 # Kinds whose last operand is a table; and the one whose second is a matrix for each expert.
-BY_TABLE = ("gather_rows", "grouped_matmul", "scatter_rows", "ep_dispatch", "ep_combine")
+DYNAMIC = ("gather_rows", "grouped_matmul", "scatter_rows", "ep_dispatch", "ep_combine")
 OF_EXPERTS = {"grouped_matmul": 1}
 # Operands that are int32, whatever the others are: where sequences end.
 INDICES = {"rope": 1, "kv_append": 2, "decode_attention": 3}
@@ -43,7 +43,7 @@ def dtype_of(task: Any, operands: Sequence[Type]) -> str:
 def _check_sorts(task: Any, operands: Sequence[Type]) -> None:
     """Tables, matrices and experts' matrices, each where it belongs."""
     for i, (name, one) in enumerate(zip(task.operands, operands)):
-        is_table = task.kind in BY_TABLE and i == len(operands) - 1
+        is_table = task.kind in DYNAMIC and i == len(operands) - 1
         if (one.dtype == TABLE) != is_table:
             wanted = "the tables that moe_route gives" if is_table else "a tensor"
             raise ValueError(f"{task.kind}: {name} is {one.as_text()}; it must be {wanted}")

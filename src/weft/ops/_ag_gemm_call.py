@@ -26,7 +26,7 @@ from weft.ops._ag_gemm_config import (
 )
 from weft.plan import launches, moving, nccl, starts, transfers
 from weft.plan.launches import Start
-from weft.tiles import blocking, dealing, gathered_gemm, gemm_sm90
+from weft.tiles import blocking, gathered_gemm, gemm_sm90, tile_scheduler
 from weft.tiles.hooks.scales import push_scales
 
 if TYPE_CHECKING:
@@ -80,10 +80,10 @@ class SlotCall(Call):
             shape = (problem.m, _ag_gemm_scales.blocks_of(problem))
             self.buffers["scales"] = (shape, torch.float32)
         if config.template == "sm90":
-            shares = (self.grid[0], config.early_parts)
-            elements = dealing.partial_elements(config.tile_m, config.tile_n, *shares)
+            shares = (self.grid[0], config.first_wave)
+            elements = tile_scheduler.partial_elements(config.tile_m, config.tile_n, *shares)
             self.buffers["partials"] = ((elements,), torch.float32)
-            self.signals["summed"] = (dealing.partial_words(*shares), torch.int64)
+            self.signals["summed"] = (tile_scheduler.partial_words(*shares), torch.int64)
         self.shape, self.split = shape_of(problem), split_of(problem, config)
         self.turns = turns_of(problem, config)
         # By whether TMA is used.
@@ -197,7 +197,7 @@ class SlotCall(Call):
         if is_sm90:
             arguments = (
                 *given, slot.partials, slot.summed, *sized, world.arg, feeders, config.pieces,
-                config.early_parts, self.by_engine, config.block, config.tile_m, config.tile_n,
+                config.first_wave, self.by_engine, config.block, config.tile_m, config.tile_n,
                 config.tile_k, config.num_stages, self.problem.b_is_nk, per_block,
             )  # fmt: skip
             options = {"num_warps": config.num_warps}

@@ -22,7 +22,7 @@ from weft.language.mapping import StaticMapping
 from weft.ops._ag_gemm_problem import BLOCKS, Problem
 from weft.ops._ag_gemm_scales import BLOCK_K
 from weft.plan import nccl, vectors
-from weft.tiles import blocking, dealing, gemm, gemm_sm90, gemm_small
+from weft.tiles import blocking, gemm, gemm_sm90, gemm_small, tile_scheduler
 from weft.tiles.blocking import Blocking
 from weft.tiles.gathered_gemm import Turns
 
@@ -69,7 +69,7 @@ class Config:
             feeders: programs that feed before they multiply, with packets all that there are;
             block: elements, or packets for each rank, that they move at a time; group_m: rows of
             tiles that share columns in L2; own_first: those of own rows are a group by themselves,
-            which need not wait; early_parts: programs for each of their tiles, in a round of their
+            which need not wait; first_wave: programs for each of their tiles, in a round of their
             own, or 1
     """
 
@@ -87,7 +87,7 @@ class Config:
     block: int = 16384
     tma: bool = True
     own_first: bool = True
-    early_parts: int = 1
+    first_wave: int = 1
 
     op: ClassVar[str] = "ag_gemm"
 
@@ -96,7 +96,7 @@ class Config:
         fields.check_one_of(self.op, self, "transport", (*TRANSPORTS, LIBRARY))
         if self.transport != LIBRARY:
             fields.check_one_of(self.op, self, "template", TEMPLATES)
-            counts = ("chunks", "pieces", "feeders", "group_m", "early_parts")
+            counts = ("chunks", "pieces", "feeders", "group_m", "first_wave")
             fields.check_ranges(self.op, self, **dict.fromkeys(counts, (1, 1024)))
             fields.check_powers_of_two(self.op, self, "block")
         for told in self._unfit(problem, target):
@@ -147,15 +147,13 @@ class Config:
                 f"feeders={self.feeders}; {target} has {target.num_sms} SMs, of which {SPARE_SMS} "
                 f"is kept free but by packets: take at most {resident}, which run at once"
             )
-        first = f"early_parts={self.early_parts}"
-        if self.early_parts > 1 and not self.own_first:
+        first = f"first_wave={self.first_wave}"
+        if self.first_wave > 1 and not self.own_first:
             yield (
                 f"{first}: own rows' tiles are the first wave only where they come first: take "
                 "own_first=True"
             )
-        if self.early_parts > 1 and (
-            self.template != "sm90" or early * self.early_parts > programs
-        ):
+        if self.first_wave > 1 and (self.template != "sm90" or early * self.first_wave > programs):
             yield (
                 f"{first} for {early} tiles of own rows with template={self.template!r}; 'sm90' "
                 f"takes up to {max(1, programs // early)}, since their parts run on {programs} SMs "
@@ -310,7 +308,7 @@ class Way(NamedTuple):
     group_m: int
     own_first: bool
     chunks: int
-    early_parts: int
+    first_wave: int
     feeders: int
     pieces: int
 
@@ -328,10 +326,10 @@ def _ways_of(base: Config, problem: Problem, target: Target) -> Iterator[Way]:
         return
     # Programs without an own tile would wait for rows; with a part of one they need not.
     early, programs = own_tiles(problem, base), programs_on(target)
-    most = dealing.early_parts_of(early, ceil(problem.k / base.tile_k), programs)
+    most = tile_scheduler.first_wave_of(early, ceil(problem.k / base.tile_k), programs)
     for way in some if most > 1 else ():
         for parts in range(2, most + 1):
-            one = way._replace(early_parts=parts)
+            one = way._replace(first_wave=parts)
             # Those who push, the last ones, need have none.
             peers = (problem.num_ranks - 1) * way.chunks
             pieces = (programs - parts * early) // peers
@@ -351,7 +349,7 @@ def _end_us(config: Config, problem: Problem, target: Target, way: Way | None = 
     k, tile_k = (extent * problem.itemsize // 2 for extent in (problem.k, config.tile_k))
     product = Product(
         problem.m, problem.n, k, problem.num_ranks, (*tile[:2], tile_k), group_m=way.group_m,
-        head=_head(problem, config.tile_m, way.own_first), early_parts=way.early_parts,
+        head=_head(problem, config.tile_m, way.own_first), first_wave=way.first_wave,
     )  # fmt: skip
     return products.gathered_us(
         product, H200X4, config.transport, chunks=way.chunks, staged=False,

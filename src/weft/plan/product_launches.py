@@ -19,7 +19,7 @@ from weft.ir.schedule import Schedule
 from weft.plan import launches
 from weft.plan.launches import KernelLaunch, Start
 from weft.plan.sizes import SizedPlan
-from weft.tiles import blocking, dealing, gemm, gemm_sm90
+from weft.tiles import blocking, gemm, gemm_sm90, tile_scheduler
 
 PLAIN_WARPS, PLAIN_STAGES = 8, 3
 
@@ -60,7 +60,7 @@ class Product(KernelLaunch):
             )  # fmt: skip
         self.needs_aligned = self.is_sm90 and not self.is_whole and self.tile != self.plain_tile
         self.kernel = kernels.sending(kernel) if one.by_tma and self.is_sm90 else kernel
-        self.twins = source.load(self.kernel, orders)
+        self.variants = source.load(self.kernel, orders)
         self._operands = [one.name for one in kernel.of(core.Param) if one.sort == "operand"]
         self._set_grid(target)
         if order := (orders or {}).get(launch.order):
@@ -102,9 +102,12 @@ class Product(KernelLaunch):
         grid = programs if self.is_sm90 else max(1, min(tiles, programs))
         self.grid = (grid, 1, 1)
         if self.is_sm90:
-            name, elements = self.launch.kernel, dealing.partial_elements(tile_m, tile_n, grid)
+            name, elements = (
+                self.launch.kernel,
+                tile_scheduler.partial_elements(tile_m, tile_n, grid),
+            )
             self.buffers = {f"{name}_sums": ((elements,), torch.float32)}
-            self.signals = {f"{name}_summed": (dealing.partial_words(grid), torch.int64)}
+            self.signals = {f"{name}_summed": (tile_scheduler.partial_words(grid), torch.int64)}
         self.parts = launches.parts_of(
             self, self._rank_rows, ranks, (tile_m, tile_n), self.is_sm90, grid, self.schedule.last,
             self.schedule.group_m, max(1, self.chunks),
@@ -131,18 +134,20 @@ class Product(KernelLaunch):
             stages = self.schedule.num_stages
             sums = (getattr(slot, f"{name}_sums"), getattr(slot, f"{name}_summed"))
             rest = (self.world.arg, *extents, stages, self.b_is_nk)
-            first = self.twins.arranged(arguments, self._peers(bound))
+            first = self.variants.arranged(arguments, self._peers(bound))
             given = (*first, *sums, slot.arg, shape, *cut, *rest)
-            return Start(self.twins.sm90, self.grid, given, {"num_warps": self.schedule.num_warps})
+            return Start(
+                self.variants.sm90, self.grid, given, {"num_warps": self.schedule.num_warps}
+            )
         tile = gemm.Tile.of(*self.plain_tile, size_k=self.k, b_is_nk=self.b_is_nk, tma=tma)
         tile = tile.as_constexpr()
-        first = self.twins.arranged(arguments)
+        first = self.variants.arranged(arguments)
         given = (*first, slot.arg, shape, *cut, tile, self.world.arg)
         warps, stages = self.schedule.num_warps, self.schedule.num_stages
         if self.is_sm90:  # where addresses are not TMA's
             warps, stages = PLAIN_WARPS, PLAIN_STAGES
         options = {"num_warps": warps, "num_stages": stages}
-        return Start(self.twins.plain, self.grid, given, options)
+        return Start(self.variants.plain, self.grid, given, options)
 
     def _peers(self, bound: Mapping[str, torch.Tensor]) -> list:
         """Descriptors of what tiles are sent to, on each peer by hop."""

@@ -106,7 +106,7 @@ class SummedRows(KernelLaunch):
 
     def __init__(self, plan: SizedPlan, launch: Launch, kernel: core.Kernel) -> None:
         self.launch, self.kernel, self.world = launch, kernel, plan.world
-        self.twins = source.load(kernel)
+        self.variants = source.load(kernel)
         (m, n), ranks, target = (
             plan.shape(launch.writes[0]),
             plan.world.num_ranks,
@@ -150,5 +150,11 @@ class SummedRows(KernelLaunch):
                 given.append(float(one.by))
             elif one.sort not in ("slot", "world"):
                 given.append(words[one.name] if one.sort == "signals" else bound[one.name])
-        arguments = (*self.twins.arranged(given), slot.arg, self.parts, self.tile, self.world.arg)
-        return Start(self.twins.plain, self.grid, arguments, self.options)
+        arguments = (
+            *self.variants.arranged(given),
+            slot.arg,
+            self.parts,
+            self.tile,
+            self.world.arg,
+        )
+        return Start(self.variants.plain, self.grid, arguments, self.options)

@@ -17,7 +17,7 @@ from weft.ir.device import Do, Launch
 from weft.plan.launches import KernelLaunch, Start, block_of_b
 from weft.plan.product_launches import PLAIN_STAGES, PLAIN_WARPS
 from weft.plan.sizes import SizedPlan
-from weft.tiles import blocking, dealing, gemm, gemm_sm90, route
+from weft.tiles import blocking, gemm, gemm_sm90, route, tile_scheduler
 from weft.tiles.hooks.table import Experts, Tables
 
 
@@ -82,7 +82,7 @@ class GroupedProduct(KernelLaunch):
         spare: int = 0,
     ) -> None:  # fmt: skip
         self.world, self.kernel, self.sized, self.schedule = world, kernel, sized, schedule
-        self.twins, self.n = source.load(kernel), sized.n
+        self.variants, self.n = source.load(kernel), sized.n
         room = route.most_tiles(sized.m * sized.top_k, sized.experts, sized.tile_m)
         columns = ceil(sized.n / schedule.tile_n)
         self.experts = Experts(
@@ -94,9 +94,9 @@ class GroupedProduct(KernelLaunch):
             tiles += channels
         if schedule.template == "sm90":
             tiles = programs
-            elements = dealing.partial_elements(sized.tile_m, schedule.tile_n, programs)
+            elements = tile_scheduler.partial_elements(sized.tile_m, schedule.tile_n, programs)
             self.buffers = {"sums": ((elements,), torch.float32)}
-            self.signals = {"summed": (dealing.partial_words(programs), torch.int64)}
+            self.signals = {"summed": (tile_scheduler.partial_words(programs), torch.int64)}
         self.grid = (max(1, min(tiles, programs)), 1, 1)
         # By whether the template for Hopper runs.
         self._tiles = [schedule.tile(sized, is_sm90) for is_sm90 in (False, True)]
@@ -146,12 +146,12 @@ class GroupedProduct(KernelLaunch):
         options = self.schedule.options(is_sm90)
         if is_sm90:
             cut = (tile.m, tile.n, tile.k, self.schedule.num_stages, tile.b_is_nk)
-            first = self.twins.arranged(arguments, ())
+            first = self.variants.arranged(arguments, ())
             given = (*first, slot.sums, slot.summed, slot.arg, *sizes, None, self.world.arg, *cut)
-            return Start(self.twins.sm90, self.grid, given, options)
-        first = self.twins.arranged(arguments)
+            return Start(self.variants.sm90, self.grid, given, options)
+        first = self.variants.arranged(arguments)
         given = (*first, slot.arg, *sizes, None, tile.as_constexpr(), self.world.arg)
-        return Start(self.twins.plain, self.grid, given, options)
+        return Start(self.variants.plain, self.grid, given, options)
 
     def _is_aligned(self, bound: Mapping[str, Any]) -> bool:
         """Kernels for Hopper read B by TMA, and move 16 bytes of the others at once."""

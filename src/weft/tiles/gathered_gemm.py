@@ -64,7 +64,7 @@ def ag_gemm_multiply(a, own, gathered, gathered_rows, b, c, scaling, rows_ready,
 
 @gluon.jit
 def ag_gemm_multiply_sm90(a, own, gathered, gathered_rows, b, c, scaling, rows_ready, fed, partials,
-                          summed, slot, shape, split, turns, world, feeders, pieces, early_parts,
+                          summed, slot, shape, split, turns, world, feeders, pieces, first_wave,
                           by_engine: gl.constexpr, block: gl.constexpr, tile_m: gl.constexpr,
                           tile_n: gl.constexpr, tile_k: gl.constexpr, stages: gl.constexpr,
                           b_is_nk: gl.constexpr, per_block: gl.constexpr):  # fmt: skip
@@ -99,5 +99,5 @@ def ag_gemm_multiply_sm90(a, own, gathered, gathered_rows, b, c, scaling, rows_r
         done=done,
         done_args=gather.Done(rows_ready, e, words, program, num_programs, slot, world),
         scales=scales, scales_args=scales_args, per_block=per_block,
-        early=turns.head * gl.cdiv(shape.n, tile_n), early_parts=early_parts,
+        early=turns.head * gl.cdiv(shape.n, tile_n), first_wave=first_wave,
     )  # fmt: skip

@@ -59,7 +59,7 @@ import triton.language as tl
 
 import weft.language as wl
 from weft.language import triton_api as api
-from weft.tiles import fragments, stamps
+from weft.tiles import fragments, tile_trace
 
 # What has one scale each where scales are of blocks: so many columns of a row of A, of B so many
 # rows and columns.
@@ -227,7 +227,7 @@ def gemm(
     Sync    what the hooks do; progress needs nothing of this launch's other programs
     """
     num_n = tl.cdiv(shape.n, tile.n)
-    traced = stamps.kept(
+    traced = tile_trace.kept(
         world, order_args, ready_args, emit_args, combine_args, announce_args, done_args,
         segments_args,
     )  # fmt: skip
@@ -266,7 +266,7 @@ def one_tile(
 ):
     """The tile of the record `at`, from its wait to its announcement.
 
-    `traced` is what `stamps.kept` says; this tile is the launch's `unit`.
+    `traced` is what `tile_trace.kept` says; this tile is the launch's `unit`.
     """
     if traced is not None:
         start = wl.timestamp()
@@ -282,11 +282,11 @@ def one_tile(
                 waited += wl.timestamp()
             value = contract(pair, at, shape, tile, value)
         if traced is not None:
-            stamps.open_record(traced, unit, at, start, waited)
+            tile_trace.open_record(traced, unit, at, start, waited)
     else:
         rows = ready(at, 0, tile, ready_args)
         if traced is not None:
-            stamps.open_record(traced, unit, at, start, wl.timestamp() - start)
+            tile_trace.open_record(traced, unit, at, start, wl.timestamp() - start)
         if scales is None:
             value = multiply(rows, b, at.i_n, shape, tile)
         else:
@@ -294,17 +294,17 @@ def one_tile(
                 rows, b, at.i_n, shape, tile, scales(at, tile, scales_args), per_block
             )
     if traced is not None:
-        stamps.stamp(traced, unit, stamps.SUMMED)
+        tile_trace.stamp(traced, unit, tile_trace.SUMMED)
     row, column = at.i_m * tile.m, at.i_n * tile.n
     if combine is not None:
         value = combine(at, fragments.Cells(row, column, 0, True), value, combine_args)
         if traced is not None:
-            stamps.stamp(traced, unit, stamps.COMBINED)
+            tile_trace.stamp(traced, unit, tile_trace.COMBINED)
     emit(at, fragments.Cells(row, column, 0, True), value, emit_args)
     if announce is not None:
         announce(at, 0, announce_args)
     if traced is not None:
-        stamps.stamp(traced, unit, stamps.END)
+        tile_trace.stamp(traced, unit, tile_trace.END)
 
 
 @triton.jit

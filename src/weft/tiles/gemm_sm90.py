@@ -20,9 +20,9 @@ They hand out a tile chunk by chunk (fragments.Cells says which one):
                                                 multiplied the next
 
 Which program does which tiles, and where several share one, each with a part of k, says
-tiles/dealing.py. Those of part 1, 2, ... leave their sums in `partials`, part 0 adds them in this
-order and emits the tile; so the result is the same each time. Of wide tiles of which nobody is told
-part 1 emits the right half of the columns: two programs add up and store at once.
+tiles/tile_scheduler.py. Those of part 1, 2, ... leave their sums in `partials`, part 0 adds them in
+this order and emits the tile; so the result is the same each time. Of wide tiles that nothing
+announces part 1 emits the right half of the columns: two programs add up and store at once.
 
 A tile's columns are a power of two, or one and a rest of half or a quarter as many (160, 192, 320,
 384): then a step is two products, and TMA moves its part of B in several blocks (`block_columns`).
@@ -33,7 +33,7 @@ Operands come as TMA descriptors; fp8 with k in rows of both, as wgmma wants it.
 over k in order but for shared tiles. Tensor cores add fp8 products up with 14 bits: every step's
 128 go into sums of the consumer's own, and are scaled on the way where each block has its scale.
 
-What happens inside a block of warps is not seen by the emulator: the plain twin is what is
+What happens inside a block of warps is not seen by the emulator: the generic variant is what is
 verified, and `weft.verify.compiled` reads this template's code after compilation.
 
 Limits  tile_m 128, tile_n 64 to 384; of fp8 tile_n up to 128, tile_k 128; compute capability 9.0;
@@ -63,10 +63,9 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 import weft.language as wl
 from weft.base.errors import ConfigError
 from weft.base.target import Target
-from weft.tiles import dealing, fragments, stamps
+from weft.tiles import fragments, tile_scheduler, tile_trace
 from weft.tiles.blocking import Blocking
-from weft.tiles.gemm import Tile, is_indexed, is_sliced
-from weft.tiles.sums_sm90 import (
+from weft.tiles.epilogue_sm90 import (
     Others,
     emit_halves,
     emit_one_tile,
@@ -75,6 +74,7 @@ from weft.tiles.sums_sm90 import (
     scales_of_rows,
     skip_rows,
 )
+from weft.tiles.gemm import Tile, is_indexed, is_sliced
 
 # Triton 3.9 has another name for it than 3.7.
 load_tile = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared
@@ -195,7 +195,7 @@ def gemm(
     per_block: gl.constexpr = False,
     late: gl.constexpr = False,
     early=0,
-    early_parts=1,
+    first_wave=1,
     by_index: gl.constexpr = False,
 ):
     """Multiply this program's share of the tiles; a kernel of NUM_WARPS warps calls it.
@@ -203,7 +203,7 @@ def gemm(
     `num_m` counts rows of tiles; `first` of `step` is this program's place. `a_block` and
     `c_block` are descriptors whose blocks have the form in which `ready`'s sources are read and
     `emit` is given chunks, or pointers to their elements: A's where rows are read `by_index`.
-    `shared` is a Shared. The first `early` tiles have `early_parts` programs each.
+    `shared` is a Shared. The first `early` tiles have `first_wave` programs each.
 
     Sync    what the hooks do; programs that share a tile wait for each other
     """
@@ -231,7 +231,7 @@ def gemm(
         mbarrier.init(full.index(i), count=1 + by_index * COPYING_THREADS)
     for i in gl.static_range(2):
         mbarrier.init(turns.index(i), count=1)
-    dealt = dealing.cut(num_m, shape.n, shape.k, tile_n, tile_k, step, early, early_parts)
+    dealt = tile_scheduler.cut(num_m, shape.n, shape.k, tile_n, tile_k, step, early, first_wave)
     gl.warp_specialize(
         [
             (
@@ -239,20 +239,20 @@ def gemm(
                 (operands_a, operands_b, chunks_0, empty, full, turns, dealt, first, step,
                  shared, order, order_args, emit, emit_args, combine, combine_args, announce,
                  announce_args, late, scales, scales_args, per_block, 0, tile_m, tile_n, tile_k,
-                 stages, chunk_n, b_is_nk, by_index, stamps.kept(shared)),
+                 stages, chunk_n, b_is_nk, by_index, tile_trace.kept(shared)),
             ),
             (
                 _consume,
                 (operands_a, operands_b, chunks_1, empty, full, turns, dealt, first, step,
                  shared, order, order_args, emit, emit_args, combine, combine_args, announce,
                  announce_args, late, scales, scales_args, per_block, 1, tile_m, tile_n, tile_k,
-                 stages, chunk_n, b_is_nk, by_index, stamps.kept(shared)),
+                 stages, chunk_n, b_is_nk, by_index, tile_trace.kept(shared)),
             ),
             (
                 _produce,
                 (b, shape, operands_a, operands_b, empty, full, dealt, first, step, order,
                  order_args, ready, ready_args, done, done_args, tile_m, tile_n, tile_k, stages,
-                 b_is_nk, stamps.kept(shared)),
+                 b_is_nk, tile_trace.kept(shared)),
             ),
         ],
         [4, 4 if by_index else 1],
@@ -297,8 +297,10 @@ def _produce(
 ):  # fmt: skip
     """Fill stage after stage with what the consumers multiply next."""
     filled = 0
-    for unit in range(dealing.first_unit(first, dealt, step), dealing.end_unit(dealt, step), step):
-        of = dealing.unit_of(unit, dealt, step)
+    for unit in range(
+        tile_scheduler.first_unit(first, dealt, step), tile_scheduler.end_unit(dealt, step), step
+    ):
+        of = tile_scheduler.unit_of(unit, dealt, step)
         at = order(of.tile, dealt.num_m, dealt.num_n, order_args)
         filled = load_one_tile(
             at, of.begin, of.end, filled, b, shape, operands_a, operands_b, empty, full, ready,
@@ -324,7 +326,7 @@ def load_one_tile(
         start = wl.timestamp()
     rows = ready(at, 0, Tile(tile_m, tile_n, tile_k, b_is_nk, True, True), ready_args)
     if traced is not None:
-        stamps.open_record(traced, unit, at, start, wl.timestamp() - start)
+        tile_trace.open_record(traced, unit, at, start, wl.timestamp() - start)
     column = at.i_n * tile_n
     # Where B is one of several, in the direction in which they lie behind one another.
     above, before = 0, 0
@@ -397,13 +399,13 @@ def _consume(
     rows: gl.constexpr = _rows_each(tile_m, tile_n, itemsize)
     rest_n: gl.constexpr = tile_n - _wide_columns(tile_n)
     takes_turns: gl.constexpr = rows == tile_m
-    begins = dealing.first_unit(first, dealt, step)
+    begins = tile_scheduler.first_unit(first, dealt, step)
     stride = step
     used = 0
     if takes_turns:
         # Only a program's first and last unit may have fewer than num_k steps.
         if me == 1:
-            of = dealing.unit_of(begins, dealt, step)
+            of = tile_scheduler.unit_of(begins, dealt, step)
             used += of.end - of.begin
             begins += step
         stride = 2 * step
@@ -416,14 +418,14 @@ def _consume(
     is_halved: gl.constexpr = announce is None and not takes_turns
     # The tile that was emitted last, where it is still to be announced.
     emitted = first * 0 - 1
-    for unit in range(begins, dealing.end_unit(dealt, step), stride):
-        of = dealing.unit_of(unit, dealt, step)
+    for unit in range(begins, tile_scheduler.end_unit(dealt, step), stride):
+        of = tile_scheduler.unit_of(unit, dealt, step)
         if takes_turns:
             # Without turns a consumer could take a stage's earlier round for its own: parity is
             # all that a barrier tells.
             mbarrier.wait(turns.index(me), phase)
         if traced is not None:
-            stamps.stamp(traced, unit, stamps.BEGUN + me * stamps.EACH)
+            tile_trace.stamp(traced, unit, tile_trace.BEGUN + me * tile_trace.EACH)
         at = order(of.tile, dealt.num_m, dealt.num_n, order_args)
         tile = Tile(tile_m, tile_n, tile_k, b_is_nk, True, True)
         if itemsize == 1:
@@ -449,7 +451,7 @@ def _consume(
         if takes_turns:
             used += dealt.num_k
         if traced is not None:
-            stamps.stamp(traced, unit, stamps.SUMMED + me * stamps.EACH)
+            tile_trace.stamp(traced, unit, tile_trace.SUMMED + me * tile_trace.EACH)
         pitch = of.apart * (tile_m * tile_n)
         first_place = of.place - of.part * of.apart
         block = shared.partials + first_place * (tile_m * tile_n) + own_row * tile_n
@@ -485,7 +487,7 @@ def _consume(
                               announce_args, None if per_block else scales, scales_args, tile,
                               chunk_n, traced, unit, me)  # fmt: skip
         if traced is not None:
-            stamps.stamp(traced, unit, stamps.END + me * stamps.EACH)
+            tile_trace.stamp(traced, unit, tile_trace.END + me * tile_trace.EACH)
     if late:
         _announce_late(emitted, own_row // rows, dealt, order, order_args, announce, announce_args)
     tma.store_wait(0)

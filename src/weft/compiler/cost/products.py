@@ -1,8 +1,8 @@
 """When products end whose operands arrive, or whose sums leave, while they run.
 
 A program does the tiles of an order one after the other, each when its rows have arrived; the last
-round's are shared over k, as tiles/dealing.py deals them out. All of B is read from memory once
-for each group of rows of tiles. What this must get right is which of several ways ends first.
+round's are shared over k, as tiles/tile_scheduler.py deals them out. All of B is read from memory
+once for each group of rows of tiles. What this must get right is which of several ways ends first.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from math import ceil
 from weft.base.hardware import Hardware
 from weft.base.parts import full_part
 from weft.compiler.cost.rounds import Arrival, Rounds
-from weft.tiles import dealing, gemm_sm90
+from weft.tiles import gemm_sm90, tile_scheduler
 from weft.tiles.blocking import Blocking
 
 ITEMSIZE = 2
@@ -29,7 +29,7 @@ class Product:
 
     m is over all ranks, n and k of one. `itemsize`: bytes of an element; `group_m`: rows of tiles
     that share columns of B, `head` those over which no group reaches, or 0: a rank's own ones;
-    `early_parts`: programs for each tile of those, in a round of their own, or 1.
+    `first_wave`: programs for each tile of those, in a round of their own, or 1.
     """
 
     m: int
@@ -41,7 +41,7 @@ class Product:
     group_m: int = 8
     num_nodes: int = 1
     head: int = 0
-    early_parts: int = 1
+    first_wave: int = 1
 
     @cached_property
     def rows(self) -> int:
@@ -164,7 +164,7 @@ def multiply_us(
     the last `late` of the programs begin at `late_us`."""
     num_n, each_us = product.tiles[1], tile_us(product, machine)
     dealt = _dealt(*product.tiles, product.k, product.tile, programs, product.head * num_n,
-                   product.early_parts)  # fmt: skip
+                   product.first_wave)  # fmt: skip
     rounds = Rounds(dealt, programs, each_us, machine.share_us, late, late_us)
     end = rounds.end_us([Arrival(us, product.first_tile(row)) for us, row in arrivals])
     start = max((us for us, row in arrivals if not row), default=0.0)
@@ -174,11 +174,11 @@ def multiply_us(
 @lru_cache
 def _dealt(
     num_m: int, num_n: int, k: int, tile: tuple[int, int, int], programs: int, early: int,
-    early_parts: int,
-) -> dealing.Cut:  # fmt: skip
+    first_wave: int,
+) -> tile_scheduler.Cut:  # fmt: skip
     extents = (num_m * tile[0], num_n * tile[1], k)
     blocking = Blocking(*tile, gemm_sm90.NUM_WARPS, 1)
-    return dealing.deal(*extents, blocking, programs, early, early_parts)
+    return tile_scheduler.deal(*extents, blocking, programs, early, first_wave)
 
 
 def _memory_us(product: Product, machine: Hardware) -> float:

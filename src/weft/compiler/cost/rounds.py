@@ -6,7 +6,8 @@ them the first has the most rounds behind it, so it alone says when the last rou
 
     end = max over arrivals of (arrival + rounds from its first tile on * time of a tile)
 
-The last round's tiles are shared over k, and so are early ones, as tiles/dealing.py deals them out.
+The last round's tiles are shared over k, and so are those of a split-k first wave, as
+tiles/tile_scheduler.py deals them out.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from weft.tiles.dealing import Cut
+from weft.tiles.tile_scheduler import Cut
 
 
 class Arrival(NamedTuple):
@@ -38,8 +39,8 @@ class Rounds(NamedTuple):
     def end_us(self, arrivals: Sequence[Arrival]) -> float:
         """When the last program is done."""
         early, programs = self.dealt.early, self.programs
-        early_us = self.each_us / self.dealt.early_parts + self.share_us
-        units, first_late = early * self.dealt.early_parts, programs - self.late
+        early_us = self.each_us / self.dealt.first_wave + self.share_us
+        units, first_late = early * self.dealt.first_wave, programs - self.late
         sharing = self.dealt.shared * self.dealt.parts
         # Of programs that begin alike the first has the most rounds.
         end = self._own_us(early_us if early else 0.0, 0)

@@ -41,48 +41,48 @@ TUPLES = {
 TABLES = tuple("*fp32" if name == "weight_of" else "*i32" for name in table.Tables._fields)
 
 
-def record(kernel: core.Kernel, twin: str, given: Specialised) -> KernelRecord:
-    """The record of a kernel's `plain` or `sm90` twin.
+def record(kernel: core.Kernel, variant: str, given: Specialised) -> KernelRecord:
+    """The record of a kernel's `plain` or `sm90` variant.
 
     Sizes are not known: a record compiles the general kernel, of rows that divide by 16 bytes.
     """
     (mapping,) = kernel.of(core.Mapping)
     cut = TUPLES[mapping.cuts]
     is_rows = kernel.of(core.Template)[0].function in core.OF_ROWS
-    words = [list(TABLES) if one.sort == "tables" else _word(kernel, one, twin, given)
+    words = [list(TABLES) if one.sort == "tables" else _word(kernel, one, variant, given)
              for one in compose.params_of(kernel)]  # fmt: skip
-    chunk = _descriptor(_chunk(given), given) if twin == "sm90" else ""
-    signature, constants, aligned = arranged(kernel, twin, words, chunk)
+    chunk = _descriptor(_chunk(given), given) if variant == "sm90" else ""
+    signature, constants, aligned = arranged(kernel, variant, words, chunk)
     signature["slot"], constants["slot"] = ["*i64", "*i32", "*i64"], SlotArg(None, None, None)
     for name, kind in (*([] if is_rows else [("shape", gemm.Shape)]), ("mapping", cut)):
         signature[name] = ["i32"] * len(kind._fields)
         constants[name] = kind(*[None] * len(kind._fields))
     if mapping.cuts == "whole":
         signature["group_m"] = "i32"
-    _add_constants(signature, constants, twin, given)
+    _add_constants(signature, constants, variant, given)
     signature["world"] = ["*i64", "constexpr", "constexpr"]
     constants["world"] = WorldArg(None, given.num_ranks, language_version())
     options: dict[str, object] = {"num_warps": given.num_warps}
-    if twin == "plain":
+    if variant == "plain":
         options["num_stages"] = given.num_stages
     divide = [] if is_rows else [f"shape.{name}" for name in gemm.Shape._fields if name != "m"]
     if cut is partition.Parts:
         divide.append("mapping.n")
-    suffix = "_sm90" if twin == "sm90" else ""
+    suffix = "_sm90" if variant == "sm90" else ""
     return KernelRecord(
         f"{kernel.name}{suffix}", signature, constants, options, (*aligned, *divide)
     )
 
 
 def arranged(
-    kernel: core.Kernel, twin: str, words: Sequence[Any], chunk: str
+    kernel: core.Kernel, variant: str, words: Sequence[Any], chunk: str
 ) -> tuple[dict[str, object], dict[str, object], list[str]]:
     """(types, constants, what 16 divides) of a kernel's first arguments. `words` are the types of
     its parameters, `chunk` that of the descriptors by which tiles are sent to peers."""
-    twins = source.load(kernel, {one.name: None for one in kernel.of(core.Param)})
+    variants = source.load(kernel, {one.name: None for one in kernel.of(core.Param)})
     peers = [chunk] * (MOST_PEERS * len(compose.peers_of(kernel)))
-    hooks, *first = twins.arranged(words, peers if twin == "sm90" else None)
-    fn, arrays = getattr(twins, twin), first[-1]
+    hooks, *first = variants.arranged(words, peers if variant == "sm90" else None)
+    fn, arrays = getattr(variants, variant), first[-1]
     signature: dict[str, object] = {
         name: "constexpr" if word is None else word for name, word in zip(fn.arg_names[1:], first)
     }
@@ -93,13 +93,13 @@ def arranged(
 
 
 def _add_constants(
-    signature: dict[str, object], constants: dict[str, object], twin: str, given: Specialised
+    signature: dict[str, object], constants: dict[str, object], variant: str, given: Specialised
 ) -> None:
     if len(given.tile) == 2:
         signature["tile"], constants["tile"] = ["constexpr"] * 2, rows.Tile(*given.tile)
         return
     tile_m, tile_n, tile_k = given.tile
-    if twin == "plain":
+    if variant == "plain":
         signature["tile"] = ["constexpr"] * len(gemm.Tile._fields)
         constants["tile"] = gemm.Tile(tile_m, tile_n, tile_k, given.b_is_nk, given.tma, True)
         return
@@ -110,12 +110,12 @@ def _add_constants(
     constants |= values
 
 
-def _word(kernel: core.Kernel, one: core.Param, twin: str, given: Specialised) -> Any:
+def _word(kernel: core.Kernel, one: core.Param, variant: str, given: Specialised) -> Any:
     """Triton's type word of a pointer or a descriptor."""
     if one.sort in ("signals", "packets", "number"):
         return "fp32" if one.sort == "number" else "*i64"
     element = DTYPES[given.dtype].triton
-    is_described = twin == "sm90" or (given.tma and not leaves_by_pointers(kernel, one))
+    is_described = variant == "sm90" or (given.tma and not leaves_by_pointers(kernel, one))
     if one.sort == "pointer" or not is_described:
         return f"*{element}"
     operands = [param.name for param in kernel.of(core.Param) if param.sort == "operand"]
@@ -124,13 +124,13 @@ def _word(kernel: core.Kernel, one: core.Param, twin: str, given: Specialised) -
     tile_m, tile_n, tile_k = given.tile
     block = (tile_m, tile_k)
     if one.name == operands[-2]:
-        columns = gemm_sm90.block_columns(tile_n) if twin == "sm90" else tile_n
+        columns = gemm_sm90.block_columns(tile_n) if variant == "sm90" else tile_n
         block = (columns, tile_k) if given.b_is_nk else (tile_k, columns)
     if one.name == operands[-1] or leaves_by_pointers(kernel, one):
         block = (tile_m, tile_n)
-        if twin == "sm90":
+        if variant == "sm90":
             block = _chunk(given)
-    if twin == "sm90":
+    if variant == "sm90":
         return _descriptor(block, given)
     return f"tensordesc<{element}[{block[0]}, {block[1]}]>"
 
@@ -148,6 +148,6 @@ def _descriptor(block: tuple[int, int], given: Specialised) -> str:
 
 
 def leaves_by_pointers(kernel: core.Kernel, one: core.Param) -> bool:
-    """Is it a result that leaves the plain twin by pointers, since it is no whole tile?"""
+    """Is it a result that leaves the generic variant by pointers, since it is no whole tile?"""
     return any(one.name in hook.args for hook in kernel.of(core.Hook)
                if hook.function in ("store_own", "store_value", "keep"))  # fmt: skip

@@ -1,7 +1,7 @@
 """Core IR -> kernels that are launched: of its template, with its hooks as arguments, by its name.
 
-twins = load(kernel)
-twins.plain[grid](*twins.arranged((a, b, c, partials, ..)), slot, shape, parts, .., world)
+variants = load(kernel)
+variants.plain[grid](*variants.arranged((a, b, c, partials, ..)), slot, shape, parts, .., world)
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ OPERANDS, DESCRIBED = 4, 2
 _NONE = (None,) * (DESCRIBED * MOST_PEERS)
 
 
-class Twins(NamedTuple):
+class Variants(NamedTuple):
     """A kernel, and the same in Gluon for Hopper: JITFunctions. Rows have no other form there.
 
     `operands` and `arrays` are places among the arguments of the kernel's parameters.
@@ -49,7 +49,7 @@ class Twins(NamedTuple):
         return (self.hooks, *operands, *peers, *_NONE[len(peers) :], arrays)
 
 
-def load(kernel: core.Kernel, orders: Mapping[str, Any] | None = None) -> Twins:
+def load(kernel: core.Kernel, orders: Mapping[str, Any] | None = None) -> Variants:
     """The kernel's functions, made once for each record.
 
     `orders` are the user's that it names: `@triton.jit` functions.
@@ -69,7 +69,7 @@ def load(kernel: core.Kernel, orders: Mapping[str, Any] | None = None) -> Twins:
         operands = tuple(map(names.index, apart)) if apart else None
         arrays = tuple(i for i, name in enumerate(names) if name not in apart)
         hooks, plain = compose(kernel, given), triton_api.renamed(plain, kernel.name)
-        _loaded.setdefault(key, Twins(plain, sm90, hooks, operands, arrays))
+        _loaded.setdefault(key, Variants(plain, sm90, hooks, operands, arrays))
     return _loaded[key]
 
 
@@ -114,7 +114,7 @@ def _signals(kernel: core.Kernel) -> Iterator[str]:
     yield ""
 
 
-_loaded: dict[tuple[Any, ...], Twins] = {}
+_loaded: dict[tuple[Any, ...], Variants] = {}
 _watching: list[dict[core.Kernel, None]] = []
 _instead: dict[core.Kernel, core.Kernel] = {}
 

@@ -24,7 +24,7 @@ from weft.ir.task import ENGINES, KINDS, Along, Program, Replicate, Task, cycle_
 VERBS = {"all_gather": "gather", "matmul": "multiply", "all_reduce": "reduce",
          "gather_rows": "multiply", "grouped_matmul": "multiply"}  # fmt: skip
 # What kernels do to a grouped product in registers.
-BY_TABLE_EPILOGUES = ("silu", "silu_mul")
+GROUPED_EPILOGUES = ("silu", "silu_mul")
 ELEMENTWISE = tuple(
     kind for kind, row in KINDS.items()
     if row.region and not row.is_collective
@@ -113,7 +113,7 @@ def _gathered_by_table(
     if gather.kind != "all_gather" or gather.dim != 0 or not _is_only_for(program, gather, rows):
         return None
     product = _grown(
-        program, [task], BY_TABLE_EPILOGUES, kernels, ends=lambda one: _is_end(program, one)
+        program, [task], GROUPED_EPILOGUES, kernels, ends=lambda one: _is_end(program, one)
     )
     return gather, [rows, *product]
 

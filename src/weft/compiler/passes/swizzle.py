@@ -35,7 +35,7 @@ ORDERS = (
 # What these are called that go node by node.
 BY_NODE = "hierarchical_"
 # Those that tables say.
-BY_TABLE = ("in_turn", "in_turn_backwards")
+DYNAMIC = ("in_turn", "in_turn_backwards")
 # Rows of tiles that share columns in L2.
 MOST_GROUPED = 8
 WHY = {
@@ -92,7 +92,7 @@ def form_of(program: Program, kernel: str) -> str:
     """gather, scatter, rows, or grouped: by what the kernel waits for."""
     tasks, chief = program.of_kernel(kernel), program.chief(kernel)
     if chief.kind == "grouped_matmul":
-        return BY_TABLE[chief is tasks[0]]
+        return DYNAMIC[chief is tasks[0]]
     if tasks[0].kind == "matmul" and program.task(tasks[0].operands[0]).kernel:
         source = program.task(tasks[0].operands[0])
         if source.kind == "all_gather":
@@ -153,7 +153,7 @@ def _tiles(num_m: int, num_n: int):
 
 def _require_free(program: Program, task: Task, form: str, order: Callable[..., Any]) -> None:
     """Raises  ConfigError: a kernel whose tiles come in one order only"""
-    if form in BY_TABLE:
+    if form in DYNAMIC:
         message = f"its tiles come in the turns of {task.operands[2]}"
     elif not form.endswith("gather"):
         message = "ranks wait for each other's tiles, and would for ever if own ones came too early"

@@ -122,10 +122,10 @@ def renamed(fn: Any, name: str) -> Any:
     """The same kernel under another name, which profiles show and assembly has, with compiled
     forms of its own."""
     inner = fn.fn
-    twin = types.FunctionType(inner.__code__, inner.__globals__, name, inner.__defaults__)
-    twin.__annotations__, twin.__module__ = inner.__annotations__, inner.__module__
-    twin.__qualname__, twin.__doc__ = name, inner.__doc__
-    return type(fn)(twin)
+    other = types.FunctionType(inner.__code__, inner.__globals__, name, inner.__defaults__)
+    other.__annotations__, other.__module__ = inner.__annotations__, inner.__module__
+    other.__qualname__, other.__doc__ = name, inner.__doc__
+    return type(fn)(other)
 
 
 def defaults(fn: Any) -> dict[str, Any]:

@@ -39,7 +39,7 @@ def ag_gemm(case: Case) -> Variant:
     # Of few rows the template is another, which is not without its packets.
     found = case.card.candidates(case.problem, case.world.target)
     chosen = next(one for one in found if one.template != "small")
-    config = replace(chosen, transport="sm_push", feeders=1, pieces=1, early_parts=1)
+    config = replace(chosen, transport="sm_push", feeders=1, pieces=1, first_wave=1)
     calls = []
     for inputs in case.sets:
         way = GatherThenMultiply(case, inputs)

@@ -13,7 +13,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, tma
 
 import weft.language as wl
-from weft.tiles import stamps
+from weft.tiles import tile_trace
 from weft.tiles.fragments import Cells
 from weft.tiles.gemm import Scales
 
@@ -189,7 +189,7 @@ def _emit_chunks(
             if traced is not None:
                 # It waits at the tile's first chunk.
                 if inside == 0:
-                    stamps.stamp(traced, unit, stamps.COMBINED + me * stamps.EACH)
+                    tile_trace.stamp(traced, unit, tile_trace.COMBINED + me * tile_trace.EACH)
         # Of two buffers the one that was stored from before last.
         tma.store_wait(1)
         chunk = chunks.index(inside // chunk_n % 2)

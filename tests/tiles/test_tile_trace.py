@@ -49,7 +49,7 @@ class _WithoutStamps(ast.NodeTransformer):
         return self.generic_visit(node)
 
     def visit_Tuple(self, node):
-        node.elts = [one for one in node.elts if "stamps.kept" not in ast.unparse(one)
+        node.elts = [one for one in node.elts if "tile_trace.kept" not in ast.unparse(one)
                      or isinstance(one, ast.Tuple)]  # fmt: skip
         return self.generic_visit(node)
 
@@ -58,7 +58,7 @@ def without_stamps(module, folder):
     tree = _WithoutStamps().visit(ast.parse(inspect.getsource(module)))
     text = ast.unparse(ast.fix_missing_locations(tree))
     left = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
-    assert not left & {"traced", "stamps"}
+    assert not left & {"traced", "tile_trace"}
     path = folder / f"{module.__name__.rsplit('.', 1)[-1]}_without_stamps.py"
     path.write_text(text)
     spec = importlib.util.spec_from_file_location(path.stem, path)

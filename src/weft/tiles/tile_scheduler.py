@@ -28,14 +28,14 @@ MIN_STEPS = tl.constexpr(8)
 
 
 class Cut(NamedTuple):
-    """How tiles are dealt out: `early` of them to `early_parts` programs each, as a round of its
+    """How tiles are dealt out: `early` of them to `first_wave` programs each, as a round of its
     own; then `whole` to one each, then `shared` to `parts`."""
 
     num_m: Any
     num_n: Any
     num_k: Any
     early: Any
-    early_parts: Any
+    first_wave: Any
     whole: Any
     shared: Any
     parts: Any
@@ -58,25 +58,25 @@ class Unit(NamedTuple):
 
 
 @triton.jit
-def cut(num_m, n, k, tile_n, tile_k, num_programs, early=0, early_parts=1):
-    """The Cut of a product among so many programs; `early * early_parts` are no more than those.
+def cut(num_m, n, k, tile_n, tile_k, num_programs, early=0, first_wave=1):
+    """The Cut of a product among so many programs; `early * first_wave` are no more than those.
 
     With one part to a tile no tile is early.
     """
-    early = early * min(early_parts - 1, 1)
+    early = early * min(first_wave - 1, 1)
     num_n = (n + tile_n - 1) // tile_n
     num_k = (k + tile_k - 1) // tile_k
     rest = num_m * num_n - early
     left = rest % num_programs
     parts = min(num_programs // max(left, 1), MAX_PARTS, max(num_k // MIN_STEPS, 1))
     shared = left * min(parts - 1, 1)
-    return Cut(num_m, num_n, num_k, early, early_parts, rest - shared, shared, parts)
+    return Cut(num_m, num_n, num_k, early, first_wave, rest - shared, shared, parts)
 
 
 @triton.jit
 def first_unit(program, dealt, step):
     """Where a program begins: behind the early round, if it has no part of an early tile."""
-    is_idle = min(program // max(dealt.early * dealt.early_parts, 1), 1)
+    is_idle = min(program // max(dealt.early * dealt.first_wave, 1), 1)
     return program + min(dealt.early, 1) * is_idle * step
 
 
@@ -98,7 +98,7 @@ def unit_of(unit, dealt, step):
     if behind < 0:
         tile = unit % max(dealt.early, 1)
         part = unit // max(dealt.early, 1)
-        parts = dealt.early_parts
+        parts = dealt.first_wave
         place += step
         apart = dealt.early
     elif behind >= dealt.whole:
@@ -112,11 +112,11 @@ def unit_of(unit, dealt, step):
 
 def deal(
     m: int, n: int, k: int, blocking: Blocking, num_programs: int, early: int = 0,
-    early_parts: int = 1,
+    first_wave: int = 1,
 ) -> Cut:  # fmt: skip
     """The same as `cut`, on the host."""
     num_m = (m + blocking.tile_m - 1) // blocking.tile_m
-    dealt = cut.fn(num_m, n, k, blocking.tile_n, blocking.tile_k, num_programs, early, early_parts)
+    dealt = cut.fn(num_m, n, k, blocking.tile_n, blocking.tile_k, num_programs, early, first_wave)
     # Of Python integers and Triton's constants, Triton makes constants.
     return Cut(*[getattr(number, "value", number) for number in dealt])
 
@@ -128,18 +128,18 @@ def units(program: int, dealt: Cut, num_programs: int) -> list[Unit]:
     return [unit_of.fn(unit, dealt, num_programs) for unit in numbers]
 
 
-def early_parts_of(num_tiles: int, num_k: int, num_programs: int) -> int:
+def first_wave_of(num_tiles: int, num_k: int, num_programs: int) -> int:
     """How many programs each of so many early tiles may have; 1: they are no round of their own."""
     if not num_tiles:
         return 1
     return max(1, min(num_programs // num_tiles, MAX_PARTS.value, num_k // MIN_STEPS.value))
 
 
-def partial_elements(tile_m: int, tile_n: int, num_programs: int, early_parts: int = 1) -> int:
+def partial_elements(tile_m: int, tile_n: int, num_programs: int, first_wave: int = 1) -> int:
     """How many fp32 sums all places hold: each program has one, and a second for early tiles."""
-    return num_programs * tile_m * tile_n * min(early_parts, 2)
+    return num_programs * tile_m * tile_n * min(first_wave, 2)
 
 
-def partial_words(num_programs: int, early_parts: int = 1) -> int:
+def partial_words(num_programs: int, first_wave: int = 1) -> int:
     """How many words say that sums are there: one for each half of a place."""
-    return 2 * num_programs * min(early_parts, 2)
+    return 2 * num_programs * min(first_wave, 2)
