@@ -81,17 +81,17 @@ class ByHand(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-def _a_twin_here(drawn: Any, generator: torch.Generator) -> torch.Generator:
-    for known, twin in drawn.twins:
+def _alike_here(drawn: Any, generator: torch.Generator) -> torch.Generator:
+    for known, made in drawn.made:
         if known is generator:
-            return twin
-    drawn.twins.append((generator, torch.Generator().manual_seed(generator.initial_seed())))
-    return drawn.twins[-1][1]
+            return made
+    drawn.made.append((generator, torch.Generator().manual_seed(generator.initial_seed())))
+    return drawn.made[-1][1]
 
 
 @pytest.mark.parametrize("name", names())
 def test_inputs_and_references_stay_on_the_device(name: str, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(case._DrawnOn, "_twin", _a_twin_here)
+    monkeypatch.setattr(case._DrawnOn, "_alike", _alike_here)
     op = card(name)
     problem = op.make_problem(2, op.default_shape, "bfloat16")
     with ByHand(), TwoDevices():
