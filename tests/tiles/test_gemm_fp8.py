@@ -1,4 +1,4 @@
-"""fp8 products with scales: the generic variant on the emulator, both compiled, Hopper's on a GPU."""
+"""fp8 products with scales: generic variant on the emulator, both compiled, sm90's on a GPU."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from weft.base.dtypes import tolerance
 from weft.base.records import KernelRecord
 from weft.base.target import TARGETS
 from weft.language import triton_api
-from weft.tiles import tile_scheduler, gemm, gemm_sm90, swizzle
+from weft.tiles import gemm, gemm_sm90, swizzle, tile_scheduler
 
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
 KINDS = ("tensor", "rows", "blocks")
