@@ -36,6 +36,16 @@ def trials(*shapes: Mapping[str, int]) -> tuple[Trial, ...]:
     return tuple(Trial(nodes, shape) for nodes in TRIAL_NODES for shape in shapes)
 
 
+def calling(function: Callable[..., Any], *named: str) -> Callable[..., Any]:
+    """A card's `run`: the operator on its inputs by name, and on these fields of the problem."""
+
+    def run(world: Any, problem: Any, inputs: Mapping[str, Any], config: Any = None) -> Any:
+        fields = {name: getattr(problem, name) for name in named}
+        return function(**inputs, **fields, world=world, config=config)
+
+    return run
+
+
 @dataclass(frozen=True)
 class Op:
     """An operator, with everything that tools need to know about it.

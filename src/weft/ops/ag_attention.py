@@ -36,13 +36,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from math import ceil
 from typing import Any, ClassVar, Literal, overload
 
 import torch
 
 from weft.base import fields
-from weft.base.card import Op, Trial, trials
+from weft.base.card import Op, Trial, calling, trials
 from weft.base.errors import ConfigError, ShapeError
 from weft.base.target import Target
 from weft.compiler import Shard, Tensor, frontend, layouts
@@ -313,9 +314,7 @@ def make_inputs(problem: Problem, rank: int, seed: int = 0) -> dict[str, Any]:
     return {**inputs, "cu_seqlens": lengths}
 
 
-def run(world: World, problem: Problem, inputs: Mapping[str, Any], config: Any = None) -> Any:
-    chosen = {"causal": problem.causal, "m": problem.m, "config": config}
-    return ag_attention(**inputs, world=world, **chosen, with_lse=True)
+run = calling(partial(ag_attention, with_lse=True), "causal", "m")
 
 
 def fake(problem: Problem, inputs: Mapping[str, Any], rank: int = 0) -> tuple[Any, Any]:

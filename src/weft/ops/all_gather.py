@@ -40,6 +40,7 @@ from typing import Any
 
 import torch
 
+from weft.base.card import calling
 from weft.base.dtypes import DTYPES
 from weft.compiler import layouts
 from weft.ops import _baselines
@@ -185,10 +186,7 @@ def problem_of(world: World, x: Any, m: int | None = None, out: Any = None) -> P
     return problem
 
 
-def run(
-    world: World, problem: Problem, inputs: Mapping[str, torch.Tensor], config: Config | None = None
-) -> torch.Tensor:
-    return all_gather(inputs["x"], world=world, m=problem.m, config=config)
+run = calling(all_gather, "m")
 
 
 op = exchanges.card(

@@ -34,6 +34,7 @@ from typing import Any
 
 import torch
 
+from weft.base.card import calling
 from weft.base.parts import full_part
 from weft.ops import _baselines
 from weft.ops.all_gather import Problem as Gather
@@ -167,10 +168,7 @@ def _relayed(problem: Problem, config: Config) -> list[tuple[exchanges.Problem, 
     return halves
 
 
-def run(
-    world: World, problem: Problem, inputs: Mapping[str, torch.Tensor], config: Config | None = None
-) -> torch.Tensor:
-    return all_reduce(inputs["x"], world=world, config=config)
+run = calling(all_reduce)
 
 
 op = exchanges.card(

@@ -31,7 +31,7 @@ from typing import Any
 import torch
 
 from weft.base import fields
-from weft.base.card import Op, trials
+from weft.base.card import Op, calling, trials
 from weft.base.errors import ConfigError
 from weft.base.target import Target
 from weft.compiler import Partial, Replicate, Tensor, frontend, layouts
@@ -199,10 +199,7 @@ def make_inputs(problem: Problem, rank: int, seed: int = 0) -> dict[str, torch.T
     return {"x": x, "residual": residual, "weight": weight}
 
 
-def run(
-    world: World, problem: Problem, inputs: Mapping[str, torch.Tensor], config: Config | None = None
-) -> tuple[torch.Tensor, torch.Tensor]:
-    return all_reduce_rms_norm(**inputs, world=world, config=config)
+run = calling(all_reduce_rms_norm)
 
 
 def fake(

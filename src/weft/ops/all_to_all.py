@@ -39,7 +39,7 @@ from typing import Any, overload
 
 import torch
 
-from weft.base.card import Trial, trials
+from weft.base.card import Trial, calling, trials
 from weft.base.dtypes import DTYPES
 from weft.base.errors import DtypeError, ShapeError
 from weft.compiler import layouts
@@ -313,10 +313,7 @@ def make_inputs(problem: Problem, rank: int, seed: int = 0) -> dict[str, torch.T
     return inputs
 
 
-def run(
-    world: World, problem: Problem, inputs: Mapping[str, torch.Tensor], config: Config | None = None
-) -> Any:
-    return all_to_all(inputs["x"], world=world, splits=inputs.get("splits"), config=config)
+run = calling(all_to_all)
 
 
 def fake(problem: Problem, inputs: Mapping[str, Any], rank: int = 0) -> Any:

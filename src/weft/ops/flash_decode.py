@@ -45,7 +45,7 @@ from typing import Any
 import torch
 
 from weft.base import fields
-from weft.base.card import Op, Trial
+from weft.base.card import Op, Trial, calling
 from weft.base.errors import ConfigError, ShapeError
 from weft.base.target import Target
 from weft.compiler import layouts
@@ -282,10 +282,7 @@ def make_inputs(problem: Problem, rank: int, seed: int = 0) -> dict[str, torch.T
     return {"q": q, "k_cache": k_cache, "v_cache": v_cache, "lengths": lengths, **pages}
 
 
-def run(
-    world: World, problem: Problem, inputs: Mapping[str, Any], config: Config | None = None
-) -> torch.Tensor:
-    return flash_decode(**inputs, world=world, config=config)
+run = calling(flash_decode)
 
 
 def fake(problem: Problem, inputs: Mapping[str, Any], rank: int = 0) -> torch.Tensor:

@@ -22,7 +22,7 @@ from typing import Any
 
 import torch
 
-from weft.base.card import Op, Trial, trials
+from weft.base.card import Op, Trial, calling, trials
 from weft.base.target import Target
 from weft.compiler import frontend
 from weft.compiler.schedules import CE_PUSH, LIBRARY, SM_PUSH, Config, fused
@@ -124,8 +124,7 @@ def _make_call(
 problem_of = partial(summed.problem_of, Problem)
 
 
-def run(world: World, problem: Problem, inputs: Mapping[str, Any], config: Config | None = None):
-    return gemm_rs(inputs["a"], inputs["b"], world=world, config=config)
+run = calling(gemm_rs)
 
 
 op = Op(

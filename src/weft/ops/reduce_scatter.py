@@ -43,6 +43,7 @@ from typing import Any
 
 import torch
 
+from weft.base.card import calling
 from weft.ops import _baselines
 from weft.plan import exchanges, operations
 from weft.plan.call_cache import find_call
@@ -131,10 +132,7 @@ def reduce_scatter(
     return call(x, out)
 
 
-def run(
-    world: World, problem: Problem, inputs: Mapping[str, torch.Tensor], config: Config | None = None
-) -> torch.Tensor:
-    return reduce_scatter(inputs["x"], world=world, config=config)
+run = calling(reduce_scatter)
 
 
 op = exchanges.card(
