@@ -123,6 +123,11 @@ def test_a_collective_says_which_transport_and_why(op, capsys):
     assert main(["explain", op]) == 0 and "written by hand" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("op", ["flash_decode", "ag_attention", "all_reduce_rms_norm"])
+def test_what_a_call_takes_is_the_cards_first_choice(op, capsys):
+    assert explained(capsys, op)["config"]["transport"]
+
+
 @pytest.mark.parametrize("words", [
     ["--ranks", "1"], ["--target", "hip:gfx942"], ["--target", "emu"], ["--nodes", "2"],
     ["--nodes", "2", "--target", "emu"],

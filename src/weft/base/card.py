@@ -43,6 +43,8 @@ def calling(function: Callable[..., Any], *named: str) -> Callable[..., Any]:
         fields = {name: getattr(problem, name) for name in named}
         return function(**inputs, **fields, world=world, config=config)
 
+    # Where the operator is found.
+    run.__module__ = getattr(function, "func", function).__module__
     return run
 
 

@@ -83,7 +83,7 @@ def of_operator(
     problem, card = work.problem(), work.op
     module = importlib.import_module(card.run.__module__)
     chosen = choice_of(work, where)
-    fields = {} if chosen is None else dict(vars(chosen))
+    fields = dict(vars(chosen))
     message = ", ".join(f"{name}={value}" for name, value in fields.items()) or "one way only"
     ranks = counted(work.num_ranks, "rank")
     call = f"{card.summary}\n{shape_text(work.shape)}, {work.dtype}, {ranks}, {where}"
@@ -122,9 +122,11 @@ def subject_of(work: Work, target: str, hw: str, on_heap: str = "") -> Subject |
 
 
 def choice_of(work: Work, target: Target) -> Any:
-    """The configuration that a call takes unmeasured; None of an operator with one way."""
-    module = importlib.import_module(work.op.run.__module__)
-    return module.choose(work.problem(), target) if hasattr(module, "choose") else None
+    """The configuration that a call takes unmeasured."""
+    problem, op = work.problem(), work.op
+    if op.choose:
+        return op.choose(problem, target, False)
+    return next(iter(op.candidates(problem, target)))
 
 
 def reason_of(name: str, problem: Any) -> str:
