@@ -12,11 +12,10 @@ from collections.abc import Iterable, Sequence
 from weft.base.report import Finding
 from weft.emulator.observation import Event
 from weft.verify.picture.anchors import scene_of
-from weft.verify.picture.cutting import choose, like, rows_of
 from weft.verify.picture.records import Arrow, Lane, Picture, Row
-from weft.verify.picture.remarks import absent, elsewhere
 from weft.verify.picture.scene import LOOKS, Scene, lane_key, word_key
-from weft.verify.picture.wording import event_text, party_title, word_text
+from weft.verify.picture.selection import choose, like, rows_of
+from weft.verify.picture.wording import absent, elsewhere, event_text, party_title, word_text
 
 # A screen's worth: what is more is no picture any longer.
 MAX_ROWS = 20
