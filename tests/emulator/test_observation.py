@@ -6,7 +6,8 @@ import triton.language as tl
 
 import weft
 import weft.language as wl
-from weft.emulator.observation import Recorder
+from weft.emulator.choices import Seeded
+from weft.emulator.observation import Recorder, Watch
 
 
 @triton.jit
@@ -148,3 +149,35 @@ def test_the_earlier_access_of_a_race_has_the_step_at_which_it_was():
     )
     found = next(e.step for e in recorder.events if e.kind == "finding")
     assert begin <= observed.second.step < min(end, found)
+
+
+class Released(Seeded, Watch):
+    """By the party of each release: what its agent's clock was when others heard of it, and what
+    the word then held of that agent's past."""
+
+    def __init__(self):
+        super().__init__(0)
+        self.clocks = {}
+
+    def signalled(self, by, allocation, cell, before, after, place, how, release):
+        if release is not None:
+            published = list(allocation.sync_word(cell).published.values())
+            known = max(clock.agents.get(by.agent, -1) for clock in published)
+            self.clocks[type(by).__name__] = by.clk, known
+
+
+def test_a_release_ends_the_past_that_it_publishes_whoever_releases():
+    """Ledger and explorer take the clock before the release for a signal's, of actors too."""
+
+    def main():
+        with weft.init() as world:
+            flag, words = world.signals(1), world.signals(2, dtype=torch.int64)
+            tell[(1,)](flag, world.arg)
+            world.copy_word(world.peer(words, 1 - world.rank)[:1], words[1:])
+            world.synchronize()
+
+    released = Released()
+    with weft.emulated(ranks=2, chooser=released) as ranks:
+        ranks.run(main)
+    assert set(released.clocks) == {"Program", "Actor"}
+    assert all(clk - 1 == known for clk, known in released.clocks.values())
