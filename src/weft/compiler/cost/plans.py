@@ -21,7 +21,7 @@ from weft.compiler.cost import libraries
 from weft.compiler.cost.products import (
     Product,
     grouped_us,
-    leave_us,
+    leaving_us,
     multiply_us,
     reread_us,
     tile_us,
@@ -517,13 +517,10 @@ class _Times(PlanAt):
         m, n = self.extents_of(rank, step)
         chunks = self.chunks_of(channel) if tokens else 1
         row_us = self.alone_us(rank, step) / max(1, m)
-        leave_row_us, first_us = 0.0, 0.0
+        leave_row_us = 0.0
         if step.pushes and step.template == "gemm":
-            product = self.product(rank, step)
-            held_us = (
-                leave_us(step.tile[0], step.tile[1], machine) * product.tiles[1] / step.tile[0]
-            )
-            leave_row_us, first_us = held_us / self.programs_of(step, product), machine.sums_us
+            leave_row_us = leaving_us(self.product(rank, step), machine)
+            leave_row_us /= max(1, m - self.rows_of(channel, rank))
         row_bytes, now = n * self.itemsize(step.writes[0]) / chunks, start
         sums = self.channels[(step.awaits if tokens else step.announces)[0]]
         sums_gbps = machine.combine_gbps
@@ -533,8 +530,6 @@ class _Times(PlanAt):
             rows = self.rows_of(channel, owner)
             is_away, nbytes = owner != rank, rows * row_bytes
             took = rows * (row_us / chunks + leave_row_us * is_away)
-            if is_away and rows:
-                took, first_us = took + first_us, 0.0
             part = f", chunk {chunk}" if chunks > 1 else ""
             name, begun = f"{counted(rows, 'row')} of rank {owner}'s part{part}", now
             now = self.work(rank, name, now, took, owner)

@@ -204,16 +204,20 @@ def grouped_us(slots: int, n: int, k: int, experts: int, itemsize: int, machine:
     return max(flops_us, experts * n * k * itemsize / machine.memory_gbps / 1e3)
 
 
-def leave_us(rows: int, columns: int, machine: Hardware, by_tma: bool = False) -> float:
-    """How long a tile on its way to other ranks holds up its program's next product.
+def leaving_us(product: Product, machine: Hardware, by_tma: bool = False) -> float:
+    """How long tiles on their way to other ranks hold up their programs' next products.
 
     Both consumers of a wide tile wait for it; of narrow ones, one multiplies meanwhile.
     """
+    if product.num_ranks == 1:
+        return 0.0
+    (rows, columns, _), (num_m, num_n) = product.tile, product.tiles
+    whole, width = machine.tma_leave_us if by_tma else machine.leave_us, 128
     if columns > 128:
-        whole = machine.wide_tma_leave_us if by_tma else machine.wide_leave_us
-        return whole * rows / 128 * columns / 256
-    whole = machine.tma_leave_us if by_tma else machine.leave_us
-    return whole * rows / 128 * columns / 128
+        whole, width = machine.wide_tma_leave_us if by_tma else machine.wide_leave_us, 256
+    held_us = whole * rows / 128 * columns / width
+    leaving = (product.num_ranks - 1) / product.num_ranks * num_m * num_n
+    return leaving / machine.num_sms * held_us + machine.sums_us
 
 
 def combine_us(product: Product, machine: Hardware, gbps: float) -> float:
@@ -228,11 +232,7 @@ def scattered_us(product: Product, machine: Hardware, *, by_tma: bool = False) -
     num_m, num_n = product.tiles
     programs = machine.num_sms
     each = tile_us(product, machine)
-    alone = multiply_us(product, machine, programs)
-    if product.num_ranks > 1:
-        held_us = leave_us(*product.tile[:2], machine, by_tma)
-        leaving = (product.num_ranks - 1) / product.num_ranks * num_m * num_n
-        alone += leaving / programs * held_us + machine.sums_us
+    alone = multiply_us(product, machine, programs) + leaving_us(product, machine, by_tma)
     part_bytes = product.m * product.n * product.itemsize / product.num_ranks
     # The last tiles for others leave when own ones begin, and are needed when those end.
     sent_us = _sent_us(product, machine, part_bytes, machine.push_gbps) + machine.signal_us
