@@ -271,7 +271,7 @@ FAULTS = [
           "tiles that leave hold nobody up", f"{COST}[wide_leave_us]"),
     Fault("compiler/cost/products.py", "near_us = near * part_bytes / near_gbps / 1e3",
           "near_us = part_bytes / near_gbps / 1e3", "rows go to one peer only",
-          f"{ENGINES}test_a_thin_product_takes_as_long_as_its_rows_to_arrive[push]"),
+          f"{ENGINES}test_a_thin_product_takes_as_long_as_its_rows_to_arrive[sm_push]"),
     Fault("compiler/cost/products.py", "if b_bytes > machine.cached_bytes else 1",
           "if False else 1",
           "B is read once however large it is",
