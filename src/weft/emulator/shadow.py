@@ -125,10 +125,11 @@ class Shadow:
                 on_conflict("atomic", earlier)
             if not unordered:
                 atomics = None
-        if atomics is None and self._is_behind(history.reads, clock, own):
+        reads = self._still_unordered(history.reads, clock, own, is_atomic=False)
+        if atomics is None and reads is None:
             after = self._fresh_history(history.writer, segment, is_atomic=False)
         else:
-            reads = self._appended(history.reads, segment, clock, own)
+            reads = Accesses(segment, reads, None)
             after = self._number(History(history.writer, reads, atomics))
         self._after_reads[key] = after
         return after
@@ -183,11 +184,11 @@ class Shadow:
                 if not self.agents.covers(earlier, segment):
                     on_conflict("scope", earlier)
         writer = max(history.writer, Agents.BEFORE) if modifies else history.writer
-        if reads is None and self._is_behind(history.atomics, clock, own):
+        atomics = self._still_unordered(history.atomics, clock, own, is_atomic=True)
+        if reads is None and atomics is None:
             after = self._fresh_history(writer, segment, is_atomic=True)
         else:
-            atomics = self._appended(history.atomics, segment, clock, own, reach)
-            after = self._number(History(writer, reads, atomics))
+            after = self._number(History(writer, reads, Accesses(segment, atomics, reach)))
         self._after_atomics[key] = after
         return after
 
@@ -232,30 +233,20 @@ class Shadow:
         known = self.agents.known
         return [s for s in accesses if not (own(s) or known(s, clock))]
 
-    def _is_behind(
-        self, accesses: Accesses | None, clock: Clock, own: Callable[[int], bool]
-    ) -> bool:
-        """Are all ordered before, so that whatever is ordered after this one is after them too?
-
-        Looked for at powers of two only: a long list costs no more than it has entries.
+    def _still_unordered(
+        self, accesses: Accesses | None, clock: Clock, own: Callable[[int], bool], *,
+        is_atomic: bool,
+    ) -> Accesses | None:  # fmt: skip
+        """`accesses` without those that are ordered before: what is ordered after this one is after
+        them too. Looked for at powers of two only: a long list costs no more than it has entries.
         """
-        if accesses is None:
-            return True
-        if accesses.count & (accesses.count - 1):
-            return False
-        return not self._unordered(accesses, clock, own)
-
-    def _appended(
-        self, accesses: Accesses | None, segment: int, clock: Clock, own: Callable[[int], bool],
-        reach: object = None,
-    ) -> Accesses:  # fmt: skip
-        """`accesses` and `segment`; at powers of two without those that it comes after."""
-        if accesses is not None and not accesses.count & (accesses.count - 1):
-            unordered = self._unordered(accesses, clock, own)
-            if len(unordered) < accesses.count:
-                kept = None
-                for earlier in reversed(unordered):
-                    same = self._reach(earlier) if reach is not None else None
-                    kept = Accesses(earlier, kept, same)
-                accesses = kept
-        return Accesses(segment, accesses, reach)
+        if accesses is None or accesses.count & (accesses.count - 1):
+            return accesses
+        unordered = self._unordered(accesses, clock, own)
+        if len(unordered) == accesses.count:
+            return accesses
+        kept = None
+        for earlier in reversed(unordered):
+            reach = self._reach(earlier) if is_atomic else None
+            kept = Accesses(earlier, kept, reach)
+        return kept
