@@ -75,11 +75,6 @@ class Problem(Rows):
         """What one rank's product must read and write at least."""
         return ((self.m + self.n) * self.k + self.m * self.n) * self.itemsize
 
-    @property
-    def scattered_bytes(self) -> int:
-        """What one rank sends so that each gets all shares of its rows."""
-        return (self.m - min(self.rows, self.m)) * self.row_bytes
-
     def can_use_tma(self, target: Target) -> bool:
         return launches.can_use_tma(self, self.itemsize, target)
 

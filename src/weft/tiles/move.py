@@ -95,15 +95,6 @@ def begin(world, slot):
 
 
 @triton.jit
-def await_others(world, signals, e):
-    """Until this channel's words of all other ranks are set."""
-    rank = wl.rank(world)
-    for hop in range(1, world.num_ranks):
-        source = (rank + world.num_ranks - hop) % world.num_ranks
-        wl.wait(word_of(signals, source), e, world=world)
-
-
-@triton.jit
 def end(world, slot, e):
     """This channel is done with the call: what it was sent has come, what it read has been read."""
     slots.slot_finish(world, slot, e, tl.num_programs(0))
