@@ -86,21 +86,26 @@ def problem_of(name: str, nodes: int = 1, m: int = 40):
 
 def shipped(name: str, nodes: int = 1):
     """The kernel of an operator."""
-    if name not in PRODUCTS:
-        return importlib.import_module(f"weft.ops.{name}").KERNEL
-    problem = problem_of(name, nodes)
-    stages = schedules.planned(problem.traced(), SMALL, problem, TARGETS["emu"])
+    is_product = name in PRODUCTS
+    problem, config = (problem_of(name, nodes), SMALL) if is_product else by_experts(name)
+    stages = schedules.planned(problem.traced(), config, problem, TARGETS["emu"])
     (kernel,) = kernels.lower(stages.plan).values()
     return kernel
 
 
-def of_experts(name: str):
-    """ag_moe or moe_rs, the same; tokens go elsewhere each time."""
+def by_experts(name: str):
+    """The problem of ag_moe or moe_rs which runs are of, and how one is done."""
     module = importlib.import_module(f"weft.ops.{name}")
     shape = {"m": 9, "n": 20, "k": 16, "experts": 2, "top_k": 2}
     problem = module.op.make_problem(RANKS, shape, "float32")
     config = next(iter(module.candidates(problem, TARGETS["emu"])))
-    return operator(name, [problem] * 3, replace(config, tile_n=16, tile_k=16))
+    return problem, replace(config, tile_n=16, tile_k=16)
+
+
+def of_experts(name: str):
+    """ag_moe or moe_rs, the same; tokens go elsewhere each time."""
+    problem, config = by_experts(name)
+    return operator(name, [problem] * 3, config)
 
 
 def product(name: str, nodes: int = 1):

@@ -149,6 +149,8 @@ def test_pairs_need_a_width_that_is_known():
 def test_parameters_and_declarations_agree():
     with pytest.raises(UsageError, match="has the parameters x, but declared are x, w"):
         program(mesh="tp", x=X, w=W)(lambda x: all_gather(x))
+    with pytest.raises(UsageError, match="x is declared as a table; tables are what"):
+        program(mesh="tp", x=Tensor("table", ("m", 2, 8), Replicate()))(lambda x: x)
     with pytest.raises(UsageError, match="x is declared as 3, not a Tensor"):
         program(mesh="tp", x=3)(lambda x: x)  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="it returns values of itself"):

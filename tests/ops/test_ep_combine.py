@@ -182,7 +182,7 @@ def test_what_does_not_fit(ranks):
         there, handle = ep_dispatch(*asked, world=world)
         with pytest.raises(ShapeError, match="y has 2 rows but the dispatch capacity=6"):
             ep_combine(there[:2], handle, world=world)
-        with pytest.raises(ShapeError, match=r"y has shape \(6,\); it must have 2 dimensions"):
+        with pytest.raises(ShapeError, match=r"y has shape \(6,\); it must be \[slots, n\]"):
             ep_combine(there[:, 0].contiguous(), handle, world=world)
         with pytest.raises(ShapeError, match=r"out has shape \(6, 8\); the result is \(3, 8\)"):
             ep_combine(there, handle, world=world, out=there)

@@ -246,24 +246,24 @@ def test_what_does_not_fit(ranks):
         x, ids, weights = torch.ones(3, 8), torch.zeros(3, 1).int(), torch.ones(3, 1)
         with pytest.raises(ShapeError, match="weights, experts missing; pass them, or a handle"):
             ep_dispatch(x, ids, world=world)
-        with pytest.raises(ShapeError, match=r"ids has shape \(2, 1\) but x has 3 tokens"):
+        with pytest.raises(ShapeError, match=r"ids has shape .* tokens=3 as in x"):
             ep_dispatch(x, ids[:2], weights, 4, world=world)
-        with pytest.raises(ShapeError, match=r"ids has shape \(3, 1\) but weights \(3, 2\)"):
+        with pytest.raises(ShapeError, match=r"weights has shape .* top_k=1 as in ids"):
             ep_dispatch(x, ids, torch.ones(3, 2), 4, world=world)
-        with pytest.raises(DtypeError, match=r"ids are torch.int64; pass ids.to\(torch.int32\)"):
+        with pytest.raises(DtypeError, match=r"pass ids.to\(torch.int32\)"):
             ep_dispatch(x, ids.long(), weights, 4, world=world)
         with pytest.raises(ShapeError, match="passes 3 tokens but max_tokens=2"):
             ep_dispatch(x, ids, weights, 4, world=world, max_tokens=2)
         with pytest.raises(ShapeError, match="top_k=1 of 0 experts|0 experts on 2 ranks"):
             ep_dispatch(x, ids, weights, 0, world=world)
-        with pytest.raises(ShapeError, match=r"scales has shape \(2, 1\) but x has 3 tokens"):
+        with pytest.raises(ShapeError, match=r"scales has shape \(2, 1\); .* tokens=3 as in x"):
             ep_dispatch((x, x[:2, :1].contiguous()), ids, weights, 4, world=world)
 
     ranks(main, 2)
     problem = Problem(64, 3, 4, experts=8, top_k=2)
     for config, words in [
         (Config(transport="ring"), "transport='ring'; it must be one of sm_push, ll"),
-        (Config(transport="nccl"), "transport='nccl'; it must be sm_push or ll"),
+        (Config(transport="nccl"), "transport='nccl'; it must be one of sm_push, ll"),
         (Config("ll"), "ll' with rows of 6 bytes; what packets carry must divide by 4"),
         (Config(tokens=3), "tokens=3; it must be a power of two"),
         (Config(channels=0), "channels=0"),

@@ -150,7 +150,7 @@ def test_what_does_not_fit(ranks):
         world = weft.init()
         with pytest.raises(ShapeError, match="top_k=5 of 4 experts; it must be between 1 and 4"):
             moe_route(torch.ones(3, 4), 5, world=world)
-        with pytest.raises(ShapeError, match=r"passes logits of 3 tokens, but of m=9 it holds"):
+        with pytest.raises(ShapeError, match=r"passes logits with 3 rows, but of m=9 it holds"):
             moe_route(torch.ones(3, 4), 2, world=world, m=9)
         with pytest.raises(ShapeError, match=r"logits has shape \(3,\)"):
             moe_route(torch.ones(3), 1, world=world)

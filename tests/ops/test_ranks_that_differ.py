@@ -20,6 +20,7 @@ import weft
 from weft.base.dtypes import tolerance
 from weft.base.errors import CallOrderError
 from weft.base.target import TARGETS
+from weft.compiler.experts import Routing
 from weft.plan.call_cache import described
 
 RANKS = 3
@@ -69,8 +70,7 @@ class Rank:
             rest["m"] = problem.m
         given = [mine[name] for name in ("a", "x", "b") if name in mine]
         if "top_k" in shape:
-            routing = importlib.import_module("weft.ops._moe").routing_of
-            given.append(routing(problem, mine))
+            given.append(Routing.of(mine, problem.tile_m))
         got = getattr(self.module, self.name)(*given, **rest)
         world.synchronize()
         error = (got.double() - right.double()).norm() / right.double().norm()

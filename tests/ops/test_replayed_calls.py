@@ -15,9 +15,9 @@ import weft
 from weft.base.dtypes import tolerance
 from weft.base.errors import WeftError
 from weft.base.target import TARGETS
+from weft.compiler.experts import Routing
 from weft.emulator.recording import LaunchRecording
 from weft.ops import (
-    _moe,
     ag_attention,
     ag_gemm,
     ag_moe,
@@ -79,7 +79,7 @@ def _decode(world: Any, given: Any, problem: Any, config: Any, out: Any) -> Any:
 
 def _experts(function: Any) -> Callable[..., Any]:
     def call(world: Any, given: Any, problem: Any, config: Any, out: Any) -> Any:
-        routing = _moe.routing_of(problem, given)
+        routing = Routing.of(given, problem.tile_m)
         return function(given["x"], given["b"], routing, world=world, config=config, out=out)
 
     return call

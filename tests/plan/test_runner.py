@@ -399,7 +399,7 @@ def test_tensors_are_copied_to_where_the_only_kernel_can_read_them(ranks):
 
 def test_what_a_stream_does_beside_a_plan_is_recorded_by_itself(ranks):
     """The product's launches as one, the engine's stream as another; what is behind it waits."""
-    program = carried(mlp, 2, 40, gathered="ce_push")
+    program = carried(mlp, 2, 40, gathered="ce_pull")
 
     def main():
         world = weft.init()

@@ -184,6 +184,6 @@ def test_a_mapping_that_the_device_alone_knows(op, capsys):
         "moe_rs": "announced by their partials_",
     }
     assert said[op] in tile["text"] and "slots first … end - 1" in tile["text"]
-    assert 10 < found["times"]["end_us"] < 1000
+    assert 1 < found["times"]["end_us"] < 1000
     assert "mapping(tables, (routing,), cuts=experts)" in found["core"][0]
     assert f"{op}_multiply" in found["launch"][0]

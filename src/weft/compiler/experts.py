@@ -11,7 +11,7 @@ not learn how many they are, but where the library has no grouped product for th
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -75,6 +75,11 @@ class Routing(NamedTuple):
 
     tables: Tables
     tile_m: int
+
+    @classmethod
+    def of(cls, inputs: Mapping[str, Any], tile_m: int) -> Routing:
+        """The tables among a card's inputs."""
+        return cls(Tables(**{name: inputs[name] for name in Tables._fields}), tile_m)
 
 
 def route(logits: torch.Tensor, top_k: int) -> Routing:

@@ -26,6 +26,7 @@ from weft.base.place import Frame, Place
 from weft.compiler.compiled import LOWERINGS, MOVED, Compiled, Persistent
 from weft.compiler.facts import Settings
 from weft.ir.task import Program, Replicate, Task, Type
+from weft.ir.tensor import TABLE
 
 # What the result of an operation is called; a second one gets a number.
 RESULTS = {
@@ -263,6 +264,11 @@ def program(
 
     def compile_it(function: Callable[..., Any]) -> Compiled:
         traced = trace(function, mesh, parameters)
+        if given := [name for name, one in parameters.items() if one.dtype == TABLE]:
+            raise UsageError(
+                f"{traced.name}: {', '.join(given)} is declared as a table; tables are what "
+                "moe_route makes within the program", place=traced.place,
+            )  # fmt: skip
         compiled = Compiled(traced, settings or Settings(), lowering)
         functools.update_wrapper(compiled, function)
         return compiled

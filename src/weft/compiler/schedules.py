@@ -213,11 +213,19 @@ def _planned(
     (product,) = [one.name for one in placed.tasks if one.kind in PRODUCTS]
     (collective,) = [one.name for one in placed.tasks if one.kind in ENGINES]
     is_far = config.transport == SM_PUSH and len(nodes) > 1
+    engine = "sm_put" if is_far else config.transport
+    tile, chunks = config.tile, {CE_PUSH: config.chunks}
+    if placed.task(product).kind == "grouped_matmul":
+        # Signals say which tokens are there, not which tiles: another variant may have others.
+        tile = (tile[0], gemm_sm90.wide_columns(tile[1]), tile[2])
+        if placed.task(collective).kind == "all_gather":
+            engine = "feed" if config.transport == SM_PUSH else CE_PUSH
+            chunks = {SM_PUSH: config.pushers, CE_PUSH: 1}
     settings = Settings(
-        tiles={product: config.tile},
-        engines={collective: "sm_put" if is_far else config.transport},
-        chunks={collective: config.chunks} if config.transport == CE_PUSH else {},
+        tiles={product: tile},
+        engines={collective: engine},
+        chunks={collective: chunks[config.transport]} if config.transport in chunks else {},
     )
     stages = pipeline.overlap(placed, Facts({"m": m}, num_ranks, target, nodes), settings)
-    (kernel,) = stages.program.kernels
+    kernel = stages.program.task(product).kernel
     return replace(stages, schedules={kernel: config})

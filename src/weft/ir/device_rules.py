@@ -65,7 +65,8 @@ def _named_buffers(one: Buffer | Channel) -> set[str]:
 
 def _fields(plan: Plan) -> Iterator[tuple[str, Place]]:
     for buffer in plan.of(Buffer):
-        dtypes = (TABLE,) if buffer.role == "tables" else DTYPES
+        may = {"tables": (TABLE,), "input": (*DTYPES, TABLE)}
+        dtypes = may.get(buffer.role, DTYPES)
         if buffer.role not in ROLES or buffer.dtype not in dtypes:
             message = f"role={buffer.role}, dtype={buffer.dtype}; roles are {', '.join(ROLES)}"
             yield f"buffer {buffer.name} has {message}", buffer.place

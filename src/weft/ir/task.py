@@ -366,7 +366,7 @@ def _typed(program: Program) -> Iterator[tuple[str, Place]]:
 
 def _is_typed(task: Task, kind: Type) -> bool:
     """Two dimensions; experts' matrices, which are inputs, have three, and so have tables."""
-    if task.kind == "moe_route":
+    if task.kind == "moe_route" or (task.kind == "input" and kind.dtype == TABLE):
         return kind.dtype == TABLE and len(kind.sizes) == 3
     dims = (2, 3) if task.kind == "input" else (2,)
     return kind.dtype in DTYPES and len(kind.sizes) in dims

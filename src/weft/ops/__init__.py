@@ -65,7 +65,6 @@ class _Operators(ModuleType):
         is_part = isinstance(value, ModuleType) and value.__name__ == f"{__name__}.{name}"
         if is_part and not name.startswith("_"):
             # What calls become that torch differentiates or traces.
-            from weft.ops import _ep_gradients  # noqa: F401
             from weft.plan import operations, operator_gradients  # noqa: F401
 
             value = getattr(value, name)

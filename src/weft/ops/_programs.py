@@ -12,7 +12,6 @@ from typing import Any
 from weft.compiler import (
     Shard,
     Tensor,
-    Times,
     frontend,
 )
 from weft.ir.task import Program
@@ -24,32 +23,6 @@ def ag_gemm(problem: Any) -> Program:
 
     a, b = (("m", problem.k), Shard(0)), ((problem.k, _all(problem, "n")), Shard(1))
     return _traced(ag_gemm, problem, a=a, b=b)
-
-
-def ag_moe(problem: Any) -> Program:
-    def ag_moe(x, logits, b):
-        routing = frontend.moe_route(logits, top_k=problem.top_k)
-        rows = frontend.gather_rows(frontend.all_gather(x), routing)
-        return frontend.grouped_matmul(rows, b, routing)
-
-    experts = problem.experts
-    return _traced(
-        ag_moe, problem, x=(("m", problem.k), Shard(0)), logits=(("m", experts), Shard(0)),
-        b=((experts, problem.k, _all(problem, "n")), Shard(2)),
-    )  # fmt: skip
-
-
-def moe_rs(problem: Any) -> Program:
-    def moe_rs(x, logits, b):
-        routing = frontend.moe_route(logits, top_k=problem.top_k)
-        products = frontend.grouped_matmul(x, b, routing)
-        return frontend.reduce_scatter(frontend.scatter_rows(products, routing))
-
-    experts, k = problem.experts, _all(problem, "k")
-    return _traced(
-        moe_rs, problem, x=((Times("m", problem.top_k), k), Shard(1)),
-        logits=(("m", experts), Shard(0)), b=((experts, k, problem.n), Shard(1)),
-    )  # fmt: skip
 
 
 def _all(problem: Any, size: str) -> int:

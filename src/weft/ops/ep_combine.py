@@ -27,7 +27,7 @@ Source  the design's section 4; DeepEP's combine for the idea
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -37,14 +37,18 @@ from torch.autograd.graph import increment_version
 
 from weft.base.card import Op, Trial
 from weft.base.errors import ShapeError
-from weft.ops import _baselines, _ep
-from weft.ops._ep import Config, Handle, candidates
-from weft.ops._ep import choose as choose
-from weft.ops.moe_route import Tables
-from weft.plan import described, operations
+from weft.base.providers import provider
+from weft.compiler import layouts
+from weft.compiler.experts import Routing, Tables
+from weft.ops import _baselines
+from weft.plan import expert_parallel, operations
 from weft.plan.call_cache import check_out
+from weft.plan.expert_parallel import Config, Handle
+from weft.plan.expert_parallel import candidates as candidates
+from weft.plan.expert_parallel import choose as choose
 from weft.plan.launches import Start
 from weft.plan.problems import random_rows
+from weft.plan.routing import random_tables
 from weft.plan.vectors import elements_in_vector, width_of
 from weft.runtime.world import World
 from weft.tiles import experts
@@ -67,21 +71,13 @@ def reference(problem: Problem, inputs: Sequence[Mapping[str, Any]]) -> list[tor
     return [out.to(problem.torch_dtype) for out in outs]
 
 
-# ---------------------------------------------------------------------------------------------
-# Problem and configuration
-
-
 @dataclass(frozen=True)
-class Problem(_ep.Problem):
+class Problem(expert_parallel.Problem):
     """Results of n elements for the tokens of a dispatch; sums of them, or of them `weighted`."""
 
     weighted: bool = True
 
-    op = "ep_combine"
-
-
-# ---------------------------------------------------------------------------------------------
-# The host
+    op, sums = "ep_combine", True
 
 
 def ep_combine(
@@ -107,7 +103,7 @@ def ep_combine(
     """
     if operations.is_asked(y, handle.tables.weight_of):
         call = partial(_combine, y, handle, world, weighted, config)
-        return operations.between_graphs("ep_combine")(call, y, handle, weighted, world, out)
+        return _with_gradients(call, y, handle, weighted, world, out)
     return _combine(y, handle, world, weighted, config, out)
 
 
@@ -123,33 +119,23 @@ def _combine(
     else:
         check_out("ep_combine", out, (own, problem.n), y.dtype, world)
         increment_version((out,))
-    config = _ep.begin(world, problem, config, f"weighted={weighted}")
+    config = expert_parallel.begin(world, problem, config, f"weighted={weighted}")
     if not problem.is_empty:
-        slot = _slot_of(world, problem, config)
-        _rows(world, problem, config, slot, y, out, tables).run()
+        _rows(world, problem, config, y, out, tables).run()
     return out
 
 
-def _slot_of(world: Any, problem: Problem, config: Config) -> Any:
-    buffers, words = {}, {"shares_ready": problem.num_ranks * config.grid(problem)}
-    if config.by_packets:
-        words["shares"] = config.packets(problem, problem.row_bytes)
-    else:
-        buffers["shares"] = ((problem.num_tokens, problem.n), problem.torch_dtype)
-    signals = {name: (count, torch.int64) for name, count in words.items()}
-    return world.workspace(f"ep_combine.{config.transport}", buffers, signals)
-
-
-def _rows(
-    world: Any, problem: Problem, config: Config, slot: Any, y: Any, out: Any, tables: Tables
-) -> Start:
+def _rows(world: Any, problem: Problem, config: Config, y: Any, out: Any, tables: Tables) -> Start:
+    memory = expert_parallel.memory_of(problem, config, "shares_ready", shares=problem.row_bytes)
+    slot = world.workspace(f"ep_combine.{config.transport}", *memory)
+    shares = slot.shares if config.by_packets else slot.shares.view(problem.torch_dtype)
     # How many elements are read and written together.
     width = width_of(problem.row_bytes, y, out)
     tile = config.extents(problem, elements_in_vector(width, problem.itemsize))
     return Start(
         experts.ep_combine_rows, (config.grid(problem), 1, 1),
-        (y, out, slot.shares, tables.ids, tables.slot_of, tables.weight_of, slot.shares_ready,
-         slot.arg, problem.n, _ep.split_of(problem, len(out)), tile.as_constexpr(), world.arg,
+        (y, out, shares, tables.ids, tables.slot_of, tables.weight_of, slot.shares_ready,
+         slot.arg, problem.n, problem.split(len(out)), tile.as_constexpr(), world.arg,
          config.by_packets, problem.weighted),
         config.options(world.target),
     )  # fmt: skip
@@ -160,7 +146,7 @@ def problem_of(world: World, y: Any, handle: Handle, weighted: bool) -> Problem:
 
     Raises  ShapeError, DtypeError: tensors that do not fit together, or the world
     """
-    _ep.check_rows(world, "ep_combine", "y", y)
+    layouts.bind_sizes("ep_combine", world, {"y": y}, {"y": "slots n"})
     there = handle.problem
     if y.shape[0] != there.capacity:
         raise ShapeError(
@@ -172,15 +158,60 @@ def problem_of(world: World, y: Any, handle: Handle, weighted: bool) -> Problem:
 
 
 # ---------------------------------------------------------------------------------------------
+# Gradients
+#
+#     out = ep_combine(y)    dy = ep_dispatch(dout) times the slots' weights
+#                            of a slot's weight: y's row times that of ep_dispatch(dout)
+#
+# The handle is no tensor: torch.compile runs this between graphs.
+
+
+@torch.compiler.disable
+def _with_gradients(
+    call: Callable[..., Any], y: Any, handle: Handle, weighted: bool, world: Any, out: Any
+) -> Any:
+    """What `call()` gives. Raises  UsageError: out= with a gradient"""
+    if not operations.is_differentiated(y, handle.tables.weight_of):
+        with operations.without_autocast():
+            return call(out=out)
+    if out is not None:
+        raise operations.no_gradient_of_out("ep_combine")
+    return _Gradient.apply(y, handle.tables.weight_of, call, handle, weighted, world)
+
+
+class _Gradient(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, y: Any, weight_of: Any, call: Any, handle: Any, weighted: bool, world: Any
+    ) -> torch.Tensor:
+        tables = handle.tables._replace(weight_of=weight_of.detach())
+        ctx.handle, ctx.weighted, ctx.world = handle._replace(tables=tables), weighted, world
+        ctx.save_for_backward(y, weight_of)
+        with operations.without_autocast():
+            return call()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Any) -> tuple:  # type: ignore[override]
+        ep_dispatch = provider("collectives").ep_dispatch
+
+        y, weight_of = ctx.saved_tensors
+        gradient = gradient.contiguous()
+        back = ep_dispatch(gradient, handle=ctx.handle, world=ctx.world, clear=True).x
+        if not ctx.weighted:
+            return back, None, None, None, None, None
+        back = back.float()
+        dy = (back * weight_of[:, None]).to(y.dtype)
+        return dy, (back * y.float()).sum(1), None, None, None, None
+
+
+# ---------------------------------------------------------------------------------------------
 # The card
 
 
 def make_inputs(problem: Problem, rank: int, seed: int = 0) -> dict[str, torch.Tensor]:
     """One rank's random results on the CPU, with NaN where no token is, and tables of random
-    choices: a call has nothing before it that would keep ranks together."""
-    everyone = range(problem.num_ranks)
-    choices = [_ep.make_choices(problem, other, seed) for other in everyone]
-    tables = _ep.reference_tables(problem, choices)[rank]
+    choices."""
+    tables = random_tables(problem, rank, seed)
     y = random_rows(problem, rank, problem.capacity, seed)
     y[tables.token_of < 0] = torch.nan
     return {"y": y, **tables._asdict()}
@@ -188,38 +219,28 @@ def make_inputs(problem: Problem, rank: int, seed: int = 0) -> dict[str, torch.T
 
 def shaped_inputs(problem: Problem, rank: int) -> dict[str, torch.Tensor]:
     """As make_inputs, without values."""
-    first, end = problem.shard(rank)
     y = torch.empty((problem.capacity, problem.n), dtype=problem.torch_dtype)
-    return {"y": y, **Tables.empty(problem, end - first, y.device)._asdict()}
+    return {"y": y, **Tables.empty(problem, problem.own_tokens(rank), y.device)._asdict()}
 
 
 def run(
     world: World, problem: Problem, inputs: Mapping[str, torch.Tensor], config: Config | None = None
 ) -> torch.Tensor:
-    tables = Tables(**{name: inputs[name] for name in Tables._fields})
-    handle = Handle(tables, problem)
-    return ep_combine(
-        inputs["y"], handle, world=world, weighted=problem.weighted, config=config
-    )  # fmt: skip
+    handle = Handle(Routing.of(inputs, problem.tile_m).tables, problem)
+    weighted = problem.weighted
+    return ep_combine(inputs["y"], handle, world=world, weighted=weighted, config=config)
 
 
 def fake(problem: Problem, inputs: Mapping[str, Any], rank: int = 0) -> torch.Tensor:
     """A rank's result: its shape and dtype, without its values."""
-    first, end = problem.shard(rank)
-    return torch.empty((end - first, problem.n), dtype=problem.torch_dtype, device="meta")
+    shape = (problem.own_tokens(rank), problem.n)
+    return torch.empty(shape, dtype=problem.torch_dtype, device="meta")
 
 
 op = Op(
     name="ep_combine",
     summary="out[own token] = sum over its experts of weight * y[its slot], wherever they are",
-    problem=Problem,
-    config=Config,
-    make_problem=partial(_ep.make_problem, Problem),
-    make_inputs=make_inputs,
     reference=reference,
-    run=run,
-    candidates=candidates,
-    kernels=described.kernels_of(run, shaped_inputs, candidates),
     trials=(
         Trial((3,), {"m": 14, "n": 40, "experts": 5, "top_k": 2}, calls=(0, 1, 2, 0)),
         Trial((2, 1), {"m": 14, "n": 40, "experts": 5, "top_k": 2}, calls=(0, 1, 2, 0)),
@@ -227,5 +248,5 @@ op = Op(
     baselines=_baselines.EP_COMBINE,
     fake=fake,
     backward=("ep_dispatch",),
-    **_ep.CARD,
+    **expert_parallel.card(Problem, run, make_inputs, shaped_inputs),
 )

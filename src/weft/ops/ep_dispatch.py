@@ -17,18 +17,18 @@ Plan, `sm_push`: two kernels on each rank, on one slot
     tables   moe_route's plan without the choosing: each rank tells every rank its tokens' choices,
              and how many each expert has; sums of counts are places, so no slot is given out by
              arrival. Choices that are wrong become none, and the last program says so
-    rows     in channels: own tokens, some at a time -> `gathered` of each rank that needs them, and
-             a word; then for each source, own first, when its channel's word is here: rows -> slots
-`ll`: the same, but rows travel with their flag, at twice the bytes, and need no word: what a
-rank waits for it knows by the tables
+    rows     by channel: own tokens, some at a time -> `gathered` of each rank that needs them, and
+             a word; then for each source, own first, when its word is here: rows -> slots
+`ll`: the same, but rows travel with their flag, at twice the bytes, and need no word: what a rank
+waits for it knows by the tables; a rank gets no packet where no row is for it.
 With a handle the tables are there, and the second kernel is all. Before `sm_push` the first one
 waits for no credits: a rank that has sent the rows of a call is done with its choices, and all send
-a word. A rank that has no row for another sends it no packet.
+a word.
 
 Signals (SET to the call's epoch e; each is waited for in the call that sets it)
     routed[src * blocks + b]     choices of block b of rank src are here, with their counts. By src
-    rows_ready[src * channels + l]  what channel l of rank src has for this rank is here. By src;
-                                    not of packets
+    rows_ready[src * channels + c]  what channel c of rank src has for this rank is here. By src;
+                                 not of packets
     slot_free, epoch, ticket     the slot's; the last program of `rows` moves them
 Ranks without tokens signal too.
 
@@ -42,61 +42,60 @@ Source  the design's section 4; DeepEP's dispatch for the idea, docs/decisions/0
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from weft.base.card import Op, Trial
 from weft.base.dtypes import DTYPES
-from weft.base.errors import ShapeError
-from weft.ops import _baselines, _ep
-from weft.ops._ep import Config, Dispatched, Handle, candidates
-from weft.ops._ep import choose as choose
-from weft.ops.moe_route import Tables
-from weft.plan import described, operations
+from weft.base.errors import DtypeError, ShapeError
+from weft.base.providers import provider
+from weft.compiler import layouts
+from weft.compiler.experts import Tables
+from weft.ops import _baselines
+from weft.plan import expert_parallel, operations
+from weft.plan.expert_parallel import Config, Handle
+from weft.plan.expert_parallel import candidates as candidates
+from weft.plan.expert_parallel import choose as choose
 from weft.plan.launches import Start
 from weft.plan.problems import nodes_of, random_rows
+from weft.plan.routing import random_choices, tables_of
 from weft.plan.vectors import PACKET_BYTES, as_words, power_of_two, width_of, words_in_vector
 from weft.runtime.world import World
 from weft.tiles import choices
 from weft.tiles import experts as ep
 
 TABLES = ("ids", "token_of", "weight_of", "slot_of", "counts", "tiles", "turns", "num_tiles")
+FORMS = {"x": "tokens n", "scales": "tokens scales", "ids": "tokens top_k",
+         "weights": "tokens top_k"}  # fmt: skip
+# Programs of the first kernel, each with an SM for itself, and blocks of each rank's tokens,
+# at most: all programs add up the counts of all blocks.
+MOST_PROGRAMS = 64
 
 
 def reference(problem: Problem, inputs: Sequence[Mapping[str, Any]]) -> list[tuple]:
     """All ranks at once: x' and scales, with zeros behind the last slot, then TABLES."""
-    made = _ep.reference_tables(problem, inputs)
+    whole = []
+    for name in (one for one in ("x", "scales") if one in inputs[0]):
+        first = inputs[0][name]
+        # By token, and behind them a row of zeros.
+        rows = first.new_zeros(problem.num_tokens + 1, first.shape[1])
+        for rank, one in enumerate(inputs):
+            rows[rank * problem.rows :][: len(one[name])] = one[name]
+        whole.append(rows)
     found = []
-    for one in made:
-        tokens = one.token_of.long()
-        moved = [_whole(problem, inputs, name)[tokens] for name in _moved(inputs[0])]
-        found.append((*moved, *(getattr(one, name) for name in TABLES)))
+    for rank in range(problem.num_ranks):
+        made = tables_of(problem, rank, inputs)
+        moved = [rows[made.token_of.long()] for rows in whole]
+        found.append((*moved, *(getattr(made, name) for name in TABLES)))
     return found
 
 
-def _moved(inputs: Mapping[str, Any]) -> list[str]:
-    return [name for name in ("x", "scales") if name in inputs]
-
-
-def _whole(problem: Problem, inputs: Sequence[Mapping[str, Any]], name: str) -> torch.Tensor:
-    """All ranks' rows by token, and behind them one of zeros."""
-    first = inputs[0][name]
-    whole = first.new_zeros(problem.num_tokens + 1, first.shape[1])
-    for rank, one in enumerate(inputs):
-        whole[rank * problem.rows :][: len(one[name])] = one[name]
-    return whole
-
-
-# ---------------------------------------------------------------------------------------------
-# Problem and configuration
-
-
 @dataclass(frozen=True)
-class Problem(_ep.Problem):
+class Problem(expert_parallel.Problem):
     """m tokens of n elements, of any dtype: they are moved bit by bit. With each go `scale_bytes`
     of scales; `again` and again by the same handle."""
 
@@ -107,16 +106,16 @@ class Problem(_ep.Problem):
     dtypes = tuple(DTYPES)
 
     @property
-    def element_bytes(self) -> int:
-        return min(8, width_of(self.row_bytes))
-
-    @property
     def packed_bytes(self) -> int:
         return math.gcd(self.row_bytes, self.scale_bytes)
 
 
-# ---------------------------------------------------------------------------------------------
-# The host
+class Dispatched(NamedTuple):
+    """x: [capacity, n] rows by slot; (rows, scales) of such. Behind the last slot nothing is
+    written."""
+
+    x: Any
+    handle: Handle
 
 
 def ep_dispatch(
@@ -156,7 +155,7 @@ def ep_dispatch(
     if operations.is_asked(rows, *(() if weights is None else (weights,))):
         rows, ids, weights = operations.plain("ep_dispatch", world, (rows, ids, weights))
         call = partial(_dispatch, rows, scales, ids, weights, *rest, clear=True, config=config)
-        return operations.between_graphs("ep_dispatch")(call, rows, scales, weights, world)
+        return _with_gradients(call, rows, scales, weights, world)
     return _dispatch(rows, scales, ids, weights, *rest, clear=clear, config=config)
 
 
@@ -167,20 +166,16 @@ def _dispatch(
     config: Config | None,
 ) -> Dispatched:  # fmt: skip
     """The call itself, of which torch sees nothing."""
-    _ep.check_rows(world, "ep_dispatch", "x", rows)
-    if handle is None:
-        problem = problem_of(world, rows, ids, weights, experts, max_tokens, capacity, tile_m)
-    else:
-        problem = _problem_again(rows, handle, ids, weights, experts, max_tokens, capacity)
-    problem = replace(problem, scale_bytes=_scale_bytes(world, rows, scales))
-    kind = "" if handle is None else "again"
-    config = _ep.begin(world, problem, config, f"{kind} {problem.scale_bytes}")
+    given = {"ids": ids, "weights": weights, "experts": experts}
+    problem = problem_of(world, rows, scales, given, max_tokens, capacity, tile_m, handle)
+    kind = f"{'' if handle is None else 'again'} {problem.scale_bytes}"
+    config = expert_parallel.begin(world, problem, config, kind)
     slot = _slot_of(world, problem, config) if problem.m else None
     if handle is None:
         made = Tables.empty(problem, len(rows), rows.device)._replace(weights=weights)
         handle = Handle(made, problem)
         if slot is not None:
-            _tables(world, problem, config, slot, ids, made, _error_word(world, problem)).run()
+            _tables(world, problem, config, slot, ids, made).run()
     sent = [rows] if scales is None else [rows, scales]
     got = [one.new_empty(problem.capacity, one.shape[1]) for one in sent]
     if slot is not None:
@@ -191,24 +186,6 @@ def _dispatch(
     return Dispatched(got[0] if scales is None else tuple(got), handle._replace(problem=problem))
 
 
-def _scale_bytes(world: World, rows: Any, scales: Any) -> int:
-    """Of each row's scales. Raises  ShapeError: not as many as rows"""
-    if scales is None:
-        return 0
-    _ep.check_rows(world, "ep_dispatch", "scales", scales)
-    if scales.shape[0] != rows.shape[0] or not scales.shape[1]:
-        raise ShapeError(
-            f"ep_dispatch: scales has shape {tuple(scales.shape)} but x has {rows.shape[0]} "
-            "tokens; each has as many scales as the others, and one at least"
-        )
-    return scales.shape[1] * scales.element_size()
-
-
-# Programs of the first kernel, each with an SM for itself, and blocks of each rank's tokens,
-# at most: all programs add up the counts of all blocks.
-MOST_PROGRAMS = 64
-
-
 def _blocks(problem: Problem, config: Config) -> choices.Blocks:
     columns, programs = problem.own_experts + problem.num_ranks, min(config.channels, MOST_PROGRAMS)
     return choices.Blocks.of(problem, columns, config.batch, programs)
@@ -217,26 +194,25 @@ def _blocks(problem: Problem, config: Config) -> choices.Blocks:
 def _slot_of(world: Any, problem: Problem, config: Config) -> Any:
     """Arrays of both kernels."""
     blocks = _blocks(problem, config)
-    buffers, signals = (dict(one) for one in blocks.memory)
-    buffers["wrong"] = ((blocks.count,), torch.int32)
-    signals["rows_ready"] = (problem.num_ranks * config.grid(problem), torch.int64)
-    for name, size in (("gathered", problem.row_bytes), ("scales", problem.scale_bytes)):
-        if config.by_packets:
-            signals[name] = (config.packets(problem, size), torch.int64)
-        else:
-            buffers[name] = ((max(8, problem.num_tokens * size),), torch.uint8)
-    return world.workspace(f"ep_dispatch.{config.transport}", buffers, signals)
+    arrays, words = expert_parallel.memory_of(
+        problem, config, "rows_ready", gathered=problem.row_bytes, scales=problem.scale_bytes
+    )
+    buffers, signals = blocks.memory
+    arrays |= {**buffers, "wrong": ((blocks.count,), torch.int32)}
+    return world.workspace(f"ep_dispatch.{config.transport}", arrays, words | signals)
 
 
-def _tables(
-    world: Any, problem: Problem, config: Config, slot: Any, ids: Any, made: Tables, errors: Any
-) -> Start:
+def _tables(world: Any, problem: Problem, config: Config, slot: Any, ids: Any, made: Any) -> Start:
     """The launch that fills a handle's tables."""
     blocks, heard = _blocks(problem, config), choices.Heard.of(slot)
-    given = (ids, made, heard, errors, slot.arg, blocks.tokens, blocks.cut)
+    # Where the kernel says what is wrong with choices, by all that a message says.
+    sizes = (problem.capacity, problem.most_slots, problem.experts, problem.top_k)
+    if (errors := world.calls.get(key := ("ep_dispatch.errors", *sizes))) is None:
+        errors = world.calls[key] = world.error_word(partial(choices.explain, problem))
     return Start(
         choices.ep_dispatch_tables, (min(config.channels, MOST_PROGRAMS, blocks.count), 1, 1),
-        (*given, _ep.split_of(problem, len(ids)), world.arg, config.by_packets),
+        (ids, made, heard, errors, slot.arg, blocks.tokens, blocks.cut, problem.split(len(ids)),
+         world.arg, config.by_packets),
         {"num_warps": config.num_warps},
     )  # fmt: skip
 
@@ -247,50 +223,57 @@ def _rows(
 ) -> Start:  # fmt: skip
     """The launch that moves rows, and scales with them."""
     moved, tiles = [None, None], [None, None]
-    sizes = (problem.row_bytes, problem.scale_bytes)
-    for i, (x, out) in enumerate(zip(sent, got, strict=True)):
-        gathered = slot.scales if i else slot.gathered
+    arrays = ((slot.gathered, problem.row_bytes), (slot.scales, problem.scale_bytes))
+    for i, (x, out, (gathered, size)) in enumerate(zip(sent, got, arrays)):
         if config.by_packets:
             width = PACKET_BYTES
             x = x.clone() if width_of(width, x) < width else x
-            moved[i] = ep.Rows(*as_words(width, x, out), gathered, sizes[i] // width)
+            words = (*as_words(width, x, out), gathered)
         else:
-            width = width_of(sizes[i], x, out)
+            width = width_of(size, x, out)
             words = as_words(width, x, out, gathered)
-            moved[i] = ep.Rows(*words, sizes[i] // min(width, 8))
-        tiles[i] = _tile(problem, config, i, width).as_constexpr()
+        moved[i] = ep.Rows(*words, count := size // min(width, 8))
+        tile = config.extents(problem, words_in_vector(width))
+        if i:  # scales may be few
+            tile = tile._replace(block=max(tile.vec, min(tile.block, power_of_two(count))))
+        tiles[i] = tile.as_constexpr()
     return Start(
         ep.ep_dispatch_rows, (config.grid(problem), 1, 1),
         (*moved, tables.ids, tables.slot_of, tables.token_of, slot.rows_ready, slot.arg,
-         _ep.split_of(problem, len(sent[0])), *tiles, world.arg, config.by_packets, clear),
+         problem.split(len(sent[0])), *tiles, world.arg, config.by_packets, clear),
         config.options(world.target),
     )  # fmt: skip
 
 
-def _tile(problem: Problem, config: Config, index: int, width: int) -> ep.Extents:
-    """Of rows (0), or scales (1), which may be few."""
-    tile = config.extents(problem, words_in_vector(width))
-    if index == 0:
-        return tile
-    count = problem.scale_bytes // min(width, 8)
-    return tile._replace(block=max(tile.vec, min(tile.block, power_of_two(count))))
-
-
 def problem_of(
-    world: World, x: Any, ids: Any, weights: Any, experts: Any, max_tokens: Any, capacity: Any,
-    tile_m: int,
+    world: World, x: Any, scales: Any, given: Mapping[str, Any], max_tokens: int | None,
+    capacity: int | None, tile_m: int, handle: Handle | None,
 ) -> Problem:  # fmt: skip
-    """The problem that this rank's tensors are a part of.
+    """The problem that this rank's tensors are a part of; `given`: ids, weights, experts.
 
     Raises  ShapeError, DtypeError: tensors that do not fit together, or the world
     """
-    missing = [
-        n for n, v in (("ids", ids), ("weights", weights), ("experts", experts)) if v is None
-    ]
-    if missing:
+    missing = [name for name, one in given.items() if one is None]
+    if handle is None and missing:
         raise ShapeError(f"ep_dispatch: {', '.join(missing)} missing; pass them, or a handle")
-    _ep.check_choices(world, "ep_dispatch", x, ids, weights)
+    if handle is not None and (len(missing), max_tokens, capacity) != (3, None, None):
+        raise ShapeError(
+            "ep_dispatch: with a handle, ids, weights, experts, max_tokens and capacity are its; "
+            "leave them out"
+        )
+    tensors = {"x": x, "scales": scales, "ids": given["ids"], "weights": given["weights"]}
+    dtypes = {"ids": torch.int32, "weights": torch.float32}
+    if scales is not None:
+        dtypes["scales"] = scales.dtype
+    sizes = layouts.bind_sizes("ep_dispatch", world, tensors, FORMS, dtypes)
+    if not sizes.get("scales", 1):
+        raise ShapeError("ep_dispatch: scales has no columns; each token has one scale at least")
     own, n = x.shape
+    scale_bytes = 0 if scales is None else sizes["scales"] * scales.element_size()
+    if handle is not None:
+        if own != (there := handle.tables.ids.shape[0]):
+            raise ShapeError(f"ep_dispatch: x has {own} tokens but the handle is of {there}")
+        return replace(handle.problem, n=n, dtype=str(x.dtype), scale_bytes=scale_bytes)
     rows = own if max_tokens is None else max_tokens
     if own > rows:
         raise ShapeError(
@@ -298,62 +281,100 @@ def problem_of(
             "the most that any rank has, and the same on all ranks"
         )
     return Problem(
-        rows * world.num_ranks, n, world.num_ranks, str(x.dtype), nodes_of(world), experts,
-        ids.shape[1], tile_m, -1 if capacity is None else capacity,
+        rows * world.num_ranks, n, world.num_ranks, str(x.dtype), nodes_of(world),
+        given["experts"], sizes["top_k"], tile_m, -1 if capacity is None else capacity, scale_bytes,
     )  # fmt: skip
 
 
-def _problem_again(x: Any, handle: Handle, *given: Any) -> Problem:
-    """Raises  ShapeError: not as many tokens as the handle has; what the handle says is said too"""
-    if any(one is not None for one in given):
-        raise ShapeError(
-            "ep_dispatch: with a handle, ids, weights, experts, max_tokens and capacity are its; "
-            "leave them out"
+# ---------------------------------------------------------------------------------------------
+# Gradients
+#
+#     x' = ep_dispatch(x)    dx = ep_combine(dx') without weights
+#
+# Weights travel to the experts' ranks with the tokens, so their gradients come back as rows do: a
+# slot's at its choice's column. Rows behind the last slot are zeros here: they are in the sums of
+# whoever multiplies all of them. The handle is no tensor: torch.compile runs this between graphs.
+
+
+@torch.compiler.disable
+def _with_gradients(
+    call: Callable[[], Dispatched], rows: Any, scales: Any, weights: Any, world: Any
+) -> Dispatched:
+    """What `call()` gives, with zeros behind the last slot."""
+    if not operations.is_differentiated(rows, weights):
+        with operations.without_autocast():
+            return call()
+    if scales is not None or rows.dtype.itemsize == 1:
+        raise DtypeError(
+            f"ep_dispatch: {rows.dtype} rows with scales have no gradient; call under "
+            "torch.no_grad(), or send rows in bfloat16 where they are trained"
         )
-    own = handle.tables.ids.shape[0]
-    if x.shape[0] != own:
-        raise ShapeError(f"ep_dispatch: x has {x.shape[0]} tokens but the handle is of {own}")
-    return replace(handle.problem, n=x.shape[1], dtype=str(x.dtype))
+    kept: list[Dispatched] = []
+    x, weight_of, own = _Gradient.apply(rows, weights, call, world, kept)
+    (made,) = kept
+    tables = made.handle.tables._replace(weight_of=weight_of, weights=own)
+    return Dispatched(x, made.handle._replace(tables=tables))
 
 
-def _error_word(world: Any, problem: Problem) -> torch.Tensor:
-    """Where the kernel says what is wrong with a problem's choices."""
-    # All that a message says.
-    sizes = (problem.capacity, problem.most_slots, problem.experts, problem.top_k)
-    key = ("ep_dispatch.errors", *sizes)
-    word = world.calls.get(key)
-    if word is None:
-        word = world.calls[key] = world.error_word(partial(choices.explain, problem))
-    return word
+class _Gradient(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, rows: Any, weights: Any, call: Any, world: Any, kept: list) -> tuple:
+        with operations.without_autocast():
+            made = call()
+        kept.append(made)
+        ctx.handle, ctx.world, ctx.is_weighted = made.handle, world, weights is not None
+        # Other tensors than the handle's, which has no gradient.
+        tables = made.handle.tables
+        return made.x, tables.weight_of.clone(), tables.weights.clone()
+
+    @staticmethod
+    def backward(ctx: Any, dx: Any, d_weight_of: Any, d_own: Any) -> tuple:  # type: ignore[override]
+        ep_combine = provider("collectives").ep_combine
+
+        d_rows = d_weights = None
+        if ctx.needs_input_grad[0]:
+            d_rows = ep_combine(dx.contiguous(), ctx.handle, world=ctx.world, weighted=False)
+        if ctx.is_weighted and ctx.needs_input_grad[1]:
+            slots = _by_choice(ctx.handle.tables.slot_of, d_weight_of)
+            d_weights = ep_combine(slots, ctx.handle, world=ctx.world, weighted=False) + d_own
+        return d_rows, d_weights, None, None, None
+
+
+def _by_choice(slot_of: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+    """[slots, top_k]: a slot's value in the column of the choice that it is, zeros elsewhere."""
+    top_k, slots = slot_of.shape[1], values.shape[0]
+    choice = torch.arange(top_k, device=values.device).expand_as(slot_of)
+    # Choices of other ranks' experts go behind the last, as do those that there was no room for.
+    place = torch.where(slot_of < 0, slots, slot_of).clamp(max=slots).long()
+    column = torch.zeros(slots + 1, dtype=torch.int64, device=values.device)
+    column = column.scatter(0, place.flatten(), choice.flatten())[:slots]
+    return torch.nn.functional.one_hot(column, top_k).to(values.dtype) * values[:, None]
 
 
 # ---------------------------------------------------------------------------------------------
 # The card
 
 
-def make_problem(
-    num_ranks: int, shape: Mapping[str, int], dtype: str, nodes: tuple[int, ...] = ()
-) -> Problem:
-    made = _ep.make_problem(Problem, num_ranks, shape, dtype, nodes)
-    return replace(made, again=shape.get("again", 0), scale_bytes=4 * shape.get("scales", 0))
+def make_problem(kind: Any, *given: Any) -> Problem:
+    shape = given[1]
+    more = {"again": shape.get("again", 0), "scale_bytes": 4 * shape.get("scales", 0)}
+    return expert_parallel.make_problem(kind, *given, **more)
 
 
 def make_inputs(problem: Problem, rank: int, seed: int = 0) -> dict[str, torch.Tensor]:
     """One rank's random tokens and choices on the CPU: the same for one seed on every machine."""
-    first, end = problem.shard(rank)
-    inputs = {"x": random_rows(problem, rank, end - first, seed)}
+    own = problem.own_tokens(rank)
+    inputs = {"x": random_rows(problem, rank, own, seed)}
     if problem.scale_bytes:
-        size = (end - first, problem.scale_bytes // 4)
         generator = torch.Generator().manual_seed(seed * problem.num_ranks + rank + 2)
-        inputs["scales"] = torch.rand(size, generator=generator)
-    return {**inputs, **_ep.make_choices(problem, rank, seed)}
+        inputs["scales"] = torch.rand((own, problem.scale_bytes // 4), generator=generator)
+    return {**inputs, **random_choices(problem, rank, seed)}
 
 
 def run(
     world: World, problem: Problem, inputs: Mapping[str, torch.Tensor], config: Config | None = None
 ) -> tuple:
-    rows = tuple(inputs[name] for name in _moved(inputs))
-    x = rows if len(rows) > 1 else rows[0]
+    x = (inputs["x"], inputs["scales"]) if "scales" in inputs else inputs["x"]
     got, handle = ep_dispatch(
         x, inputs["ids"], inputs["weights"], problem.experts, world=world,
         max_tokens=problem.rows, capacity=problem.capacity, tile_m=problem.tile_m, clear=True,
@@ -367,10 +388,9 @@ def run(
 
 def fake(problem: Problem, inputs: Mapping[str, Any], rank: int = 0) -> tuple:
     """A rank's results: their shapes and dtypes, without their values."""
-    first, end = problem.shard(rank)
-    shape = (problem.capacity, problem.n)
-    made = Tables.empty(problem, end - first, "meta")
-    moved = [torch.empty(shape, dtype=problem.torch_dtype, device="meta")]
+    made = Tables.empty(problem, problem.own_tokens(rank), "meta")
+    shape, dtype = (problem.capacity, problem.n), problem.torch_dtype
+    moved = [torch.empty(shape, dtype=dtype, device="meta")]
     if problem.scale_bytes:
         moved.append(torch.empty(problem.capacity, problem.scale_bytes // 4, device="meta"))
     return *moved, *(getattr(made, name) for name in TABLES)
@@ -379,14 +399,7 @@ def fake(problem: Problem, inputs: Mapping[str, Any], rank: int = 0) -> tuple:
 op = Op(
     name="ep_dispatch",
     summary="x'[slot] = rows of all ranks' tokens for this rank's experts, sorted by expert",
-    problem=Problem,
-    config=Config,
-    make_problem=make_problem,
-    make_inputs=make_inputs,
     reference=reference,
-    run=run,
-    candidates=candidates,
-    kernels=described.kernels_of(run, make_inputs, candidates),
     trials=(
         Trial((3,), {"m": 14, "n": 40, "experts": 5, "top_k": 2}, calls=(0, 1, 2, 0)),
         Trial((2, 1), {"m": 14, "n": 40, "experts": 5, "top_k": 2}, calls=(0, 1, 2, 0)),
@@ -397,5 +410,6 @@ op = Op(
     baselines=_baselines.EP_DISPATCH,
     fake=fake,
     backward=("ep_combine",),
-    **_ep.CARD,
-)
+    **{**expert_parallel.card(Problem, run, make_inputs, make_inputs),
+       "make_problem": partial(make_problem, Problem)},
+)  # fmt: skip

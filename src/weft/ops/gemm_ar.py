@@ -112,13 +112,13 @@ def gemm_ar(
     """
     if operations.is_asked(a, b):
         return operations.as_operation("gemm_ar", world, (a, b), config=config, out=out)
-    return find_call(world, "gemm_ar", (a, b, out), (config,), _make_call)(a, b, out)
+    return find_call(world, "gemm_ar", (a, b, out), (config,), _make_call)(out, a=a, b=b)
 
 
 def _make_call(world: World, a: Any, b: Any, out: Any, config: Any) -> summed.Call:
     problem = problem_of(world, a, b, out)
     chosen = config or choose(problem, world.target)
-    return summed.Call(world, problem, chosen, a, b)
+    return summed.Call(world, problem, chosen, {"a": a, "b": b})
 
 
 problem_of = partial(summed.problem_of, Problem)

@@ -107,7 +107,7 @@ def gemm_rs(
     if operations.is_asked(a, b):
         return operations.as_operation("gemm_rs", world, (a, b), config=config, out=out)
     rest = (torch.are_deterministic_algorithms_enabled(), config)
-    return find_call(world, "gemm_rs", (a, b, out), rest, _make_call)(a, b, out)
+    return find_call(world, "gemm_rs", (a, b, out), rest, _make_call)(out, a=a, b=b)
 
 
 def _make_call(
@@ -118,7 +118,7 @@ def _make_call(
     recorded = None
     if config is None and chosen.transport == CE_PUSH:
         recorded = choose(problem, world.target, is_recorded=True)
-    return summed.Call(world, problem, chosen, a, b, recorded)
+    return summed.Call(world, problem, chosen, {"a": a, "b": b}, recorded)
 
 
 problem_of = partial(summed.problem_of, Problem)

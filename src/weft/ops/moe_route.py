@@ -24,7 +24,7 @@ Signals (SET to the call's epoch e; each is waited for in the call that sets it)
     slot_free, epoch, ticket    the slot's; the last program moves them
 Blocks without tokens are signalled too.
 
-Limits  logits are contiguous; up to MOST_EXPERTS experts, top_k up to MOST_CHOSEN; NaN counts as
+Limits  logits are contiguous; up to MOST_EXPERTS experts, top_k up to 64; NaN counts as
         -inf, and a token with no logit above that has weights of NaN
 Source  the design's section 4; docs/decisions/009-hooks.md for the tables
 """
@@ -37,22 +37,24 @@ from typing import Any
 
 import torch
 
+from weft.base import fields
 from weft.base.card import Op, Trial, trials
 from weft.base.errors import ConfigError, ShapeError
 from weft.base.target import Target
 from weft.compiler import layouts
 from weft.compiler.experts import Routing, Tables, tables
 from weft.plan import described, operations
+from weft.plan.call_cache import check_shard
 from weft.plan.launches import Start
-from weft.plan.problems import Rows, nodes_of, random_rows
+from weft.plan.problems import nodes_of, random_rows
+from weft.plan.routing import ByTables, tokens_together
 from weft.plan.vectors import power_of_two
 from weft.runtime.world import World
-from weft.tiles import choices, route
+from weft.tiles import choices
 
-MOST_EXPERTS, MOST_CHOSEN = 1024, 64
-# What a thread has of the logits that a program looks at together, and how many (token, k) these
-# have: each of them is compared to all the others.
-THREADS, THREAD_LOGITS, MOST_TOGETHER = 256, 16, 64
+MOST_EXPERTS = 1024
+# What a thread has of the logits that a program looks at together.
+THREADS, THREAD_LOGITS = 256, 16
 
 
 def reference(problem: Problem, inputs: Sequence[Mapping[str, Any]]) -> list[Tables]:
@@ -69,20 +71,8 @@ def reference(problem: Problem, inputs: Sequence[Mapping[str, Any]]) -> list[Tab
 # Problem and configuration
 
 
-def check_sizes(problem: Any, experts: int, slots: int) -> None:
-    """Raises  ShapeError: tables that cannot be: too many choices, slots; tiles of odd heights"""
-    op, top_k, tile_m = problem.op, problem.top_k, problem.tile_m
-    if not 1 <= top_k <= (most := min(experts, MOST_CHOSEN)):
-        told = f"{op}: top_k={top_k} of {experts} experts; it must be between 1 and {most}"
-        raise ShapeError(told)
-    if tile_m < 1 or tile_m & (tile_m - 1):
-        raise ShapeError(f"{op}: tile_m={tile_m}; it must be a power of two")
-    if slots + experts * tile_m >= (1 << 31) - 1:
-        raise ShapeError(f"{op}: m={problem.m} with top_k={top_k}: slots are int32")
-
-
 @dataclass(frozen=True)
-class Problem(Rows):
+class Problem(ByTables):
     """m tokens over all ranks, each with n logits: one for each expert, of which it takes top_k.
 
     Weights are the softmax over all experts or, with `renormalise`, over those taken. Tiles are of
@@ -99,29 +89,11 @@ class Problem(Rows):
         super().__post_init__()
         if not 1 <= self.n <= MOST_EXPERTS:
             raise ShapeError(f"{self.op}: {self.n} experts; it takes 1 to {MOST_EXPERTS}")
-        check_sizes(self, self.n, self.num_slots)
+        self.check_sizes(self.num_slots)
 
     @property
-    def num_slots(self) -> int:
-        return self.m * self.top_k
-
-    # Of the tables: every rank's are of all slots and all experts.
-    capacity = num_slots
-
-    @property
-    def num_tokens(self) -> int:
-        return self.m
-
-    @property
-    def own_experts(self) -> int:
+    def experts(self) -> int:
         return self.n
-
-    def first_expert(self, rank: int) -> int:
-        return 0
-
-    @property
-    def max_tiles(self) -> int:
-        return route.most_tiles(self.num_slots, self.n, self.tile_m)
 
 
 @dataclass(frozen=True)
@@ -136,11 +108,8 @@ class Config:
 
     def check(self, problem: Problem, target: Target) -> None:
         """Raises  ConfigError: a field that does not fit the problem or the target"""
-        if self.transport != "sm_push":
-            raise ConfigError(f"moe_route: transport={self.transport!r}; it must be 'sm_push'")
-        for name in ("block", "num_warps"):
-            if (value := getattr(self, name)) < 1 or value & (value - 1):
-                raise ConfigError(f"moe_route: {name}={value}; it must be a power of two")
+        fields.check_one_of("moe_route", self, "transport", ("sm_push",))
+        fields.check_powers_of_two("moe_route", self, "block", "num_warps", least=1)
         if not 1 <= self.channels < target.num_sms:
             raise ConfigError(
                 f"moe_route: channels={self.channels}; programs that wait for peers must all be "
@@ -151,11 +120,6 @@ class Config:
         return choices.Blocks.of(
             problem, problem.n, self.block, self.channels, renormalise=problem.renormalise
         )  # fmt: skip
-
-
-def tokens_together(top_k: int) -> int:
-    """A power of two: of tokens with so many choices, at most."""
-    return max(1, MOST_TOGETHER // max(2, power_of_two(top_k)))
 
 
 def candidates(problem: Problem, target: Target) -> Iterator[Config]:
@@ -244,12 +208,7 @@ def problem_of(
         own * world.num_ranks if m is None else m, n, world.num_ranks, str(logits.dtype),
         nodes_of(world), top_k, renormalise, tile_m,
     )  # fmt: skip
-    first, end = problem.shard(world.rank)
-    if own != end - first:
-        raise ShapeError(
-            f"moe_route: rank {world.rank} of {world.num_ranks} passes logits of {own} tokens, but "
-            f"of m={problem.m} it holds {end - first} (torch.chunk); pass m= where ranks differ"
-        )
+    check_shard("moe_route", "logits", own, problem, world)
     return problem
 
 
@@ -268,8 +227,7 @@ def make_problem(
 
 def make_inputs(problem: Problem, rank: int, seed: int = 0) -> dict[str, torch.Tensor]:
     """One rank's random logits on the CPU: the same for one seed on every machine."""
-    first, end = problem.shard(rank)
-    return {"logits": random_rows(problem, rank, end - first, seed)}
+    return {"logits": random_rows(problem, rank, problem.own_tokens(rank), seed)}
 
 
 def run(
@@ -283,8 +241,7 @@ def run(
 
 def fake(problem: Problem, inputs: Mapping[str, Any], rank: int = 0) -> Tables:
     """A rank's results: their shapes and dtypes, without their values."""
-    first, end = problem.shard(rank)
-    return Tables.empty(problem, end - first, "meta")
+    return Tables.empty(problem, problem.own_tokens(rank), "meta")
 
 
 op = Op(

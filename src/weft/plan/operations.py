@@ -29,6 +29,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 from weft.base.errors import UsageError
 from weft.base.providers import provider
 from weft.compiler import dtensors
+from weft.compiler.experts import Routing, Tables
 from weft.ir.tensor import Placement
 from weft.plan.call_cache import refuse
 from weft.runtime.start import world as world_called
@@ -57,7 +58,6 @@ _NAMED_APART = {
 }  # fmt: skip
 
 _configs: dict[str, Any] = {}
-_between_graphs: dict[str, Callable[..., Any]] = {}
 
 
 @dataclass
@@ -113,6 +113,11 @@ def is_asked(*tensors: torch.Tensor) -> bool:
         told = f"operators take torch tensors, not {type(one).__name__}"
         raise UsageError(f"{told}; world= and options are passed by name") from None
     return False
+
+
+def is_differentiated(*tensors: torch.Tensor | None) -> bool:
+    """Does torch differentiate a call with these tensors?"""
+    return is_grad_enabled() and any(one is not None and one.requires_grad for one in tensors)
 
 
 def as_operation(
@@ -210,21 +215,6 @@ def without_class(value: Any) -> Any:
     return value.as_subclass(torch.Tensor)
 
 
-def runs_between_graphs(name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Enter a function as the call of an operator whose handle is no tensor: torch.compile runs it
-    between graphs."""
-
-    def enter(call: Callable[..., Any]) -> Callable[..., Any]:
-        _between_graphs[name] = torch.compiler.disable(call)
-        return _between_graphs[name]
-
-    return enter
-
-
-def between_graphs(name: str) -> Callable[..., Any]:
-    return _between_graphs[name]
-
-
 # ---------------------------------------------------------------------------------------------
 # Definitions
 
@@ -315,9 +305,7 @@ def _fakes(name: str, operation: Operation, named: Mapping[str, Any], dtype: Any
 
 def routing_of(tables: Any, weight_of: torch.Tensor, tile_m: int) -> Any:
     """A router's tables as operators take them, with other weights."""
-    from_router = importlib.import_module(f"{provider('collectives').__name__}.moe_route")
-    made = from_router.Tables(*tables)._replace(weight_of=weight_of)
-    return from_router.Routing(made, tile_m)
+    return Routing(Tables(*tables)._replace(weight_of=weight_of), tile_m)
 
 
 def _save(

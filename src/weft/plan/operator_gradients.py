@@ -9,7 +9,7 @@ those of a gathered tensor are summed by what carries them back.
     reduce_scatter  all_gather                gemm_rs    da = ag_gemm(dout, b^T), db = ag_wgrad
     all_reduce      the gradient itself       gemm_ar    da = dout b^T, db = a^T dout
     all_to_all      all_to_all                ag_wgrad   gemm_rs of what is gathered, ag_gemm
-    ep_dispatch     ep_combine, and the other way round (weft.ops._ep_gradients)
+    ep_dispatch     ep_combine, and the other way round (in their files)
     ag_attention    all_gather of k and v again, reduce_scatter of shares of their gradients
     ag_moe          moe_rs with weights of 1  moe_rs     ag_moe, times the weights
 
@@ -362,7 +362,7 @@ def moe_rs(of: Any, gradient: torch.Tensor) -> dict:
     }
 
 
-# Differentiated by weft.ops._ep_gradients.
+# Differentiated in its own file.
 OPERATIONS["ep_dispatch"] = Operation({"x": ROWS, "ids": ROWS, "weights": ROWS}, num_results=0)
 
 for _function in (ag_attention_backward, experts_wgrad):

@@ -21,6 +21,7 @@ from weft.ir import device
 from weft.ir.device import After, Buffer, Call, Copy, Launch, Notify, Plan, Take, Wait
 from weft.ir.schedule import Schedule
 from weft.ir.task import PRODUCTS
+from weft.ir.tensor import TABLE
 from weft.language import triton_api
 from weft.plan.calls import Here, run_call
 from weft.plan.launches import KernelLaunch, Start
@@ -33,6 +34,7 @@ from weft.plan.starts import Starts
 from weft.plan.streams import Beside, recordings, refuse_recording, run_beside
 from weft.plan.table_launches import GroupedProduct
 from weft.plan.transfers import Transfers
+from weft.tiles.hooks.table import Tables
 
 
 def run_plan(
@@ -105,7 +107,10 @@ class PlanRunner:
         self.world, self.plan, self._schedules = world, (plan := stages.plan), stages.schedules
         self.sized = SizedPlan(world, plan, sizes)
         places = {one.name: one.place for one in self.sized.buffers.values()}
-        self._copied = layouts.to_copy(plan.name, tensors, _reads(plan), places)
+        # Inputs that are tables, of which each is several tensors.
+        self._tables = [name for name in tensors if self.sized.buffers[name].dtype == TABLE]
+        rows = {name: one for name, one in tensors.items() if name not in self._tables}
+        self._copied = layouts.to_copy(plan.name, rows, _reads(plan), places)
         launches = _launches(self.sized, self._laid_out(tensors), orders, stages.schedules)
         self.memory = Memory(self.sized, launches)
         self.starts = Starts(self.sized, self.memory, launches)
@@ -162,7 +167,7 @@ class PlanRunner:
             return alongside.queue(alongside._laid_out(tensors), results)
         if self._is_empty:
             return tuple(one.zero_() for one in results)
-        places = [one.data_ptr() for one in (*tensors.values(), *results)]
+        places = [one.data_ptr() for one in self._read(tensors, results)]
         if self._needs_aligned and any(place % 16 for place in places):
             return self._queue_copies(tensors, results)
         slot, local = self.memory.take_slot(), self.memory.local()
@@ -266,6 +271,18 @@ class PlanRunner:
         """The inputs as kernels read them."""
         return {**tensors, **{name: tensors[name].contiguous() for name in self._copied}}
 
+    def _read(
+        self, tensors: Mapping[str, Any], results: Sequence[torch.Tensor]
+    ) -> Sequence[torch.Tensor]:
+        """What launches are given: of tables, those that kernels ask."""
+        given = (*tensors.values(), *results)
+        if self._tables:
+            rows = [one for name, one in tensors.items() if name not in self._tables]
+            given = (*rows, *results, *[
+                one for name in self._tables for one in Tables.of(tensors[name])
+            ])  # fmt: skip
+        return given
+
     def _name(self, tensors: Mapping[str, Any]) -> str:
         """What all ranks must call alike; what is read in place lies at one offset."""
         told = [f"{name}={size}" for name, size in sorted(self.sized.sizes.items())]
@@ -299,7 +316,8 @@ class PlanRunner:
         bound: dict[str, torch.Tensor], slot: Any,
     ) -> None:  # fmt: skip
         """What waits for each other is loaded before any of it is launched."""
-        self._aligned = tuple(one.data_ptr() % 16 == 0 for one in (*tensors.values(), *results))
+        read = self._read(tensors, results)
+        self._aligned = tuple(one.data_ptr() % 16 == 0 for one in read)
         if self._aligned in self._loaded:
             return
         self._loaded.add(self._aligned)
@@ -349,7 +367,9 @@ def _launches(
         if launch.template == "rows":
             found[launch.kernel] = SummedRows(sized, launch, kernel)
         elif launch.template == "grouped":
-            found[launch.kernel] = GroupedProduct.of(sized, launch, kernel, tensors)
+            found[launch.kernel] = GroupedProduct(
+                sized, launch, kernel, tensors, schedules.get(launch.kernel)
+            )
         else:
             found[launch.kernel] = Product(
                 sized, launch, kernel, tensors, orders, schedules.get(launch.kernel)

@@ -96,7 +96,11 @@ class Starts:
 
     def _own_words(self, step: Notify | Take, slot: Any) -> tuple[torch.Tensor, int]:
         """The words of what the stream copies next, and how many a rank has of them."""
-        if (copy := self._copied_behind(step)) is None:
+        return self._words_of(self._copied_behind(step), slot)
+
+    def _words_of(self, copy: Copy | None, slot: Any) -> tuple[torch.Tensor, int]:
+        """The words that a copy announces, and how many a rank has of them."""
+        if copy is None:
             return slot.words, 0
         words = self.memory.words_of(slot, copy.announces)
         return words, words.numel() // self.world.num_ranks
@@ -135,6 +139,10 @@ class Starts:
             split = self.sized.split(self.sized.channels[channel])
             function, programs = moving.push, self.world.num_ranks * split.chunks
             given = (*given, self.memory.words_of(slot, channel))
+        if kind == "stage":
+            pushed = [one for one in self.plan.of(Copy) if one.side == "push"]
+            copy = next((one for one in pushed if one.target == target), None)
+            given = (*given, *self._words_of(copy, slot))
         given = (*given, slot.arg, split, columns, step.takes, self.world.arg)
         if kind == "edges":
             function, given = moving.edges, (*given, self._tile_rows(target))

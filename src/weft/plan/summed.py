@@ -37,8 +37,8 @@ AWKWARD_SHAPES = (
 
 
 @dataclass(frozen=True)
-class Problem(Rows):
-    """[m, k] @ [k, n] on every rank, to be summed over ranks; sums in fp32.
+class Product(Rows):
+    """[m, k] @ [k, n] on every rank, of which a traced program says what ranks exchange.
 
     `b_is_nk`: B lies in memory as [n, k], as weights usually do.
     """
@@ -47,10 +47,9 @@ class Problem(Rows):
     b_is_nk: bool = False
 
     transports: ClassVar[tuple[str, ...]]
-    # The traced function; and the unfused way, (world, transport, product, a, b, out), where
-    # product(a, b) is the library's.
+    # The traced function; the sizes that all ranks' calls have alike.
     program: ClassVar[Callable[..., Any]]
-    sum_unfused: ClassVar[Callable[..., None]]
+    sizes: ClassVar[tuple[str, ...]] = ("m", "n", "k")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -58,22 +57,16 @@ class Problem(Rows):
             raise ShapeError(f"{self.op}: k={self.k} is negative")
 
     def result_rows(self, rank: int) -> tuple[int, int]:
-        """Which of the product's rows a rank's result is."""
+        """Which of the product's rows, or their sums, a rank's result is."""
+        raise NotImplementedError
+
+    def types(self) -> dict[str, Tensor]:
+        """Of the program's parameters, with m open."""
         raise NotImplementedError
 
     @property
     def is_empty(self) -> bool:
         return 0 in (self.m, self.n, self.k)
-
-    @property
-    def flops(self) -> int:
-        """Of one rank's product."""
-        return 2 * self.m * self.n * self.k
-
-    @property
-    def memory_bytes(self) -> int:
-        """What one rank's product must read and write at least."""
-        return ((self.m + self.n) * self.k + self.m * self.n) * self.itemsize
 
     def can_use_tma(self, target: Target) -> bool:
         return launches.can_use_tma(self, self.itemsize, target)
@@ -85,14 +78,34 @@ class Problem(Rows):
 
     def traced(self) -> Program:
         """The tensor program, with m open."""
-        whole_k = self.k * self.num_ranks
-        return _traced(self.op, type(self).program, whole_k, self.n, self.dtype)
+        return _traced(self.op, type(self).program, tuple(self.types().items()))
 
 
 @lru_cache(maxsize=256)
-def _traced(name: str, function: Callable[..., Any], k: int, n: int, dtype: str) -> Program:
-    types = {"a": Tensor(dtype, ("m", k), Shard(1)), "b": Tensor(dtype, (k, n), Shard(0))}
-    return replace(frontend.trace(function, "tp", types), name=name)
+def _traced(name: str, function: Callable[..., Any], types: tuple) -> Program:
+    return replace(frontend.trace(function, "tp", dict(types)), name=name)
+
+
+class Problem(Product):
+    """Products [m, k] @ [k, n], one of each rank, to be summed over ranks; sums in fp32."""
+
+    # The unfused way, (world, transport, product, a, b, out); product(a, b) is the library's.
+    sum_unfused: ClassVar[Callable[..., None]]
+
+    @property
+    def flops(self) -> int:
+        """Of one rank's product."""
+        return 2 * self.m * self.n * self.k
+
+    @property
+    def memory_bytes(self) -> int:
+        """What one rank's product must read and write at least."""
+        return ((self.m + self.n) * self.k + self.m * self.n) * self.itemsize
+
+    def types(self) -> dict[str, Tensor]:
+        k = self.k * self.num_ranks
+        a = Tensor(self.dtype, ("m", k), Shard(1))
+        return {"a": a, "b": Tensor(self.dtype, (k, self.n), Shard(0))}
 
 
 def problem_of(kind: Callable[..., Any], world: Any, a: Any, b: Any, out: Any = None) -> Any:
@@ -149,39 +162,38 @@ class Call:
     tensors = ""
 
     def __init__(
-        self, world: Any, problem: Any, config: Config, a: Any, b: Any,
+        self, world: Any, problem: Any, config: Config, tensors: Mapping[str, Any],
         recorded: Config | None = None,
     ) -> None:  # fmt: skip
         config.check(problem, world.target)
         self.world, self.problem, self.config = world, problem, config
         first, end = problem.result_rows(world.rank)
         self.out_shape = (end - first, problem.n)
-        self.name = (
-            f"{problem.op} m={problem.m},n={problem.n},k={problem.k} {problem.dtype} {config}"
-        )
+        sizes = ",".join(f"{name}={getattr(problem, name)}" for name in problem.sizes)
+        self.name = f"{problem.op} {sizes} {problem.dtype} {config}"
         self.runner = None
         if config.is_fused and not problem.is_empty:
             stages = schedules.planned(problem.traced(), config, problem, world.target)
             if recorded is not None:
                 instead = schedules.planned(problem.traced(), recorded, problem, world.target)
                 stages = replace(stages, recorded=instead)
-            self.runner = new_runner(world, stages, {"a": a, "b": b}, {"m": problem.m})
+            self.runner = new_runner(world, stages, tensors, {"m": problem.m})
 
-    def __call__(
-        self, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None = None
-    ) -> torch.Tensor:
+    def __call__(self, out: torch.Tensor | None, **tensors: Any) -> torch.Tensor:
         """Queue the call; its result. Collective."""
         if out is None:
-            out = torch.empty(self.out_shape, dtype=a.dtype, device=a.device)
+            first = next(iter(tensors.values()))
+            out = torch.empty(self.out_shape, dtype=first.dtype, device=first.device)
         else:
             increment_version((out,))
         self.world.operator_call(self.name, self.tensors)
         if self.runner is not None:
-            self.runner.queue({"a": a, "b": b}, (out,))
+            self.runner.queue(tensors, (out,))
         elif self.problem.is_empty:
             out.zero_()
         else:
-            self.problem.sum_unfused(self.world, self.config.transport, self._product, a, b, out)
+            transport = self.config.transport
+            self.problem.sum_unfused(self.world, transport, self._product, **tensors, out=out)
         return out
 
     def _product(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:

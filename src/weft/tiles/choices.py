@@ -80,13 +80,35 @@ class Blocks(NamedTuple):
 
 
 @triton.jit
-def _place(made, heard, begin, first, end, room, tokens, cut):
-    """Store the slots of blocks first .. end - 1; each expert's next slot is begin[expert]."""
-    for block in range(first, end):
+def _sort(world, made, heard, own, room, rank, e, tokens, cut, limited: tl.constexpr):
+    """When all ranks' blocks are here: this program's blocks -> slots of the first `own` experts;
+    the last program's, the tables of tiles. `limited`: may there be more than `room` slots?
+
+    Gives the counts by source, of all columns."""
+    program, num_programs = tl.program_id(0), tl.num_programs(0)
+    blocks = world.num_ranks * tokens.blocks
+    wl.wait(heard.routed, e, blocks, world=world)  # pairs with the notify of every rank's block
+    # The last programs have the fewest blocks.
+    share = tl.cdiv(blocks, num_programs)
+    first = program * share
+    counts = route.count(heard.counted, first, tokens, cut, world.num_ranks)
+    is_own = tl.arange(0, cut.experts) < own
+    by_source = tl.where(is_own[None, :], counts.by_source, 0)
+    if program == num_programs - 1:
+        route.store_counts(made.counts, by_source, own, cut, world.num_ranks)
+        fitting = by_source
+        if limited:
+            fitting = experts.fitting(by_source, room, cut.sources, world.num_ranks)
+        route.cut_tiles(
+            fitting, made.tiles, made.turns, made.num_tiles, rank, tokens, cut, world.num_ranks
+        )  # fmt: skip
+    begin = route.first_of(tl.sum(by_source, axis=0)) + counts.before
+    for block in range(first, tl.minimum(first + share, blocks)):
         begin = route.place(
             heard.ids, heard.weights, block, begin, made.token_of, made.weight_of, made.slot_of,
             room, tokens, cut,
         )  # fmt: skip
+    return counts.by_source
 
 
 # ---------------------------------------------------------------------------------------------
@@ -137,23 +159,8 @@ def moe_route_tables(logits, made, heard, slot, tokens, cut, world):
         _choose_block(
             world, logits, made.ids, made.weights, heard, block, rank, e, tokens, cut
         )  # fmt: skip
-    blocks = world.num_ranks * tokens.blocks
-    wl.wait(heard.routed, e, blocks, world=world)  # pairs with _choose_block of all ranks
-    # The last programs have the fewest blocks.
-    share = tl.cdiv(blocks, num_programs)
-    first = program * share
-    counts = route.count(heard.counted, first, tokens, cut, world.num_ranks)
-    if program == num_programs - 1:
-        route.store_counts(
-            made.counts, counts.by_source, tokens.experts, cut, world.num_ranks
-        )  # fmt: skip
-        route.cut_tiles(
-            counts.by_source, made.tiles, made.turns, made.num_tiles, rank, tokens, cut,
-            world.num_ranks,
-        )  # fmt: skip
-    begin = route.first_of(tl.sum(counts.by_source, axis=0)) + counts.before
-    end = tl.minimum(first + share, blocks)
-    _place(made, heard, begin, first, end, tokens.m * cut.top_k, tokens, cut)
+    slots_of_all = tokens.m * cut.top_k
+    _sort(world, made, heard, tokens.experts, slots_of_all, rank, e, tokens, cut, limited=False)
     slots.slot_finish(world, slot, e, num_programs)
 
 
@@ -202,8 +209,9 @@ def _tell_choices(world, ids, made, heard, block, rank, e, tokens, cut, split):
 
 
 @triton.jit
-def _say_what_is_wrong(errors, heard, by_source, blocks, tokens, cut, split,
-                       num_ranks: tl.constexpr):  # fmt: skip
+def _say_what_is_wrong(
+    errors, heard, by_source, tokens, cut, split, num_ranks: tl.constexpr
+):  # fmt: skip
     """A word, if a rank gets more than it has room for, or a choice was wrong: the first block's
     that has one. The same on all ranks."""
     word = tl.cast(0, tl.int64)
@@ -213,6 +221,7 @@ def _say_what_is_wrong(errors, heard, by_source, blocks, tokens, cut, split,
         needed = tl.sum(tl.where(column == split.own + to, slots, 0), axis=0).to(tl.int64)
         said = (needed << NUMBER_BITS) | (to << RANK_BITS) | TOO_MANY
         word = tl.where((needed > split.room) & (word == 0), said, word)
+    blocks = num_ranks * tokens.blocks
     for at in range(0, blocks, route.BLOCKS):
         block = at + tl.arange(0, route.BLOCKS)
         wrong = tl.load(heard.wrong + block, mask=block < blocks, other=0).to(tl.int64)
@@ -245,28 +254,14 @@ def ep_dispatch_tables(ids, made, heard, errors, slot, tokens, cut, split, world
         slots.slot_wait_free(world, slot, e)
     for block in range(program, tokens.blocks, num_programs):
         _tell_choices(world, ids, made, heard, block, rank, e, tokens, cut, split)
-    blocks = world.num_ranks * tokens.blocks
-    wl.wait(heard.routed, e, blocks, world=world)  # pairs with _tell_choices of all ranks
-    # The last programs have the fewest blocks.
-    share = tl.cdiv(blocks, num_programs)
-    first = program * share
-    counts = route.count(heard.counted, first, tokens, cut, world.num_ranks)
-    is_own = tl.arange(0, cut.experts) < split.own
-    by_source = tl.where(is_own[None, :], counts.by_source, 0)
+    counts = _sort(
+        world, made, heard, split.own, split.room, rank, e, tokens, cut, limited=True
+    )  # fmt: skip
     if program == num_programs - 1:
-        route.store_counts(made.counts, by_source, split.own, cut, world.num_ranks)
-        fitting = experts.fitting(by_source, split.room, cut.sources, world.num_ranks)
-        route.cut_tiles(
-            fitting, made.tiles, made.turns, made.num_tiles, rank, tokens, cut, world.num_ranks
-        )  # fmt: skip
-        _say_what_is_wrong(
-            errors, heard, counts.by_source, blocks, tokens, cut, split, world.num_ranks
-        )  # fmt: skip
-    slots_of = tl.sum(by_source, axis=0)
-    begin = route.first_of(slots_of) + counts.before
-    end = tl.minimum(first + share, blocks)
-    _place(made, heard, begin, first, end, split.room, tokens, cut)
-    _fill(made.token_of, made.weight_of, tl.sum(slots_of, axis=0), split.room, 256)
+        _say_what_is_wrong(errors, heard, counts, tokens, cut, split, world.num_ranks)
+    is_own = tl.arange(0, cut.experts) < split.own
+    used = tl.sum(tl.where(is_own[None, :], counts, 0))
+    _fill(made.token_of, made.weight_of, used, split.room, 256)
 
 
 def explain(problem: Any, word: int) -> WeftError:

@@ -87,15 +87,16 @@ def in_order(found: list[Way]) -> list[Way]:
     return sorted(found, key=key)
 
 
-def grouped(program: Program, product: Task, collective: Task, facts: Facts) -> Way:
-    """The one way to run a grouped product: nothing is predicted of what the device alone knows.
+def grouped(program: Program, product: Task, collective: Task, facts: Facts) -> list[Way]:
+    """The ways to run a grouped product, the usual one first: nothing is predicted of what the
+    device alone knows.
 
     Tiles are as high as an expert has rows on average, the same for all products by one table.
     """
     assert product.type is not None
     shape = shape_of(program, product, facts)
     if _is_missing(program, product, facts):
-        return Way(LIBRARY, (), 0, 0.0)
+        return [Way(LIBRARY, (), 0, 0.0)]
     kind = program.task(product.operands[2]).type
     assert kind is not None
     experts = number(kind.sizes[2], facts.sizes)
@@ -105,10 +106,13 @@ def grouped(program: Program, product: Task, collective: Task, facts: Facts) -> 
         (one for one in blocking.candidates(*sizes, product.type.dtype, facts.target)
          if one.tile_m <= height), None,
     )  # fmt: skip
-    engine = "feed" if collective.kind == "all_gather" else ENGINES[collective.kind][
-        facts.num_nodes > 1]  # fmt: skip
+    if collective.kind == "all_gather":
+        is_near = facts.num_nodes == 1 and facts.num_ranks > 1
+        engines = ("feed", "ce_push") if is_near else ("feed",)
+    else:
+        engines = (ENGINES[collective.kind][facts.num_nodes > 1],)
     tile = (height, cut.tile_n, cut.tile_k) if cut else (height, 64, 32)
-    return Way(engine, tile, "tiles", 0.0)
+    return [Way(engine, tile, "tiles", 0.0) for engine in engines]
 
 
 def of_rows(collective: Task, facts: Facts) -> list[Way]:

@@ -70,7 +70,7 @@ HOOKS: dict[str, tuple[Any, tuple[str, ...] | None, str]] = {
     "add": (epilogue.add, ("{0}", "shape.m", "{columns}"), ""),
     "store": (scatter.store, None, ""),
     "store_value": (epilogue.store, ("{1}", "shape.m", "{columns}"), ""),
-    "store_slots": (table.store_slots, None, ""),
+    "store_slots": (table.store_slots, ("{0}", "{columns}"), ""),
     "store_own": (scatter.store_own, None, OWN),
     "keep": (scatter.keep, None, OTHER),
     "push": (scatter.push, None, OTHER),
@@ -253,8 +253,6 @@ def _of_hook(one: core.Hook, kernel: core.Kernel) -> list[_Guarded]:
     if one.function == "feed":
         return [(Call(feed.feed_all, one.args, then={FEEDING: ()}), "")]
     function, args, guard = HOOKS[one.function]
-    if one.function == "store_slots" and kernel.at("value"):  # what was made of a tile
-        function, args = table.store_value, ("{0}", "{columns}")
     if one.slot == "combine" and kernel.of(core.Template)[0].function == "rows":
         guard = OWN  # up to what is sent they are own ones; results are made of all
     if args is None:
@@ -280,7 +278,7 @@ def _known(one: core.Hook, kernel: core.Kernel) -> dict[str, str]:
     """What arguments of epilogues name beside their own."""
     chain = kernel.at("value")
     if not chain:
-        return {}
+        return {"{columns}": "shape.n"}
     (stored,) = kernel.at("emit")
     assert isinstance(stored, core.Hook)
     before = chain[: next((i for i, each in enumerate(chain) if each is one), len(chain))]

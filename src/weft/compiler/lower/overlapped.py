@@ -142,7 +142,8 @@ def _by_tables(program: Program, unit: tuple[Task, ...]) -> Unit:
     """A product by tables: with the gather of its tokens, or with its rows' way back to theirs."""
     chief, last = program.chief(unit[0].kernel), unit[-1]
     gather = next((one for one in unit if one.kind == "gather_rows"), None)
-    fed = (program.task(gather.operands[0]),) if gather else ()
+    source = program.task(gather.operands[0]) if gather else None
+    fed = (source,) if source and source.engine == "feed" else ()
     heap: tuple[Buffer, ...] = ()
     if last.kind == "reduce_scatter":
         kind, table = _type(last), _type(program.task(chief.operands[2]))
@@ -172,10 +173,17 @@ def _gather(program: Program, task: Task, facts: Facts) -> Unit:
         # To whom rows go first is who asks for them first.
         kernel = replace(kernel, order="hierarchical_gather")
     if task.engine == "ce_push":
+        copy = Copy(source, task.name, "push", ready, place=task.place)
+        if program.users(task.name)[0].kind == "gather_rows":
+            # Tiles by tables read own rows with others'; the copies' words are set behind them.
+            body = (Do("stage", (source,), task.name),)
+            name = task.kernel.replace("_gather", "_stage")
+            stage = replace(kernel, kernel=name, writes=(task.name,), body=body)
+            return Unit((buffer,), (stage, copy))
         # Others read own rows where they arrive; here tiles that lie across two ranks' rows do.
         body = (Do("edges", (source,), task.name),)
         edges = replace(kernel, writes=(task.name,), body=body)
-        return Unit((buffer,), (Copy(source, task.name, "push", ready, place=task.place), edges))
+        return Unit((buffer,), (copy, edges))
     if task.engine != "ce_pull":
         body = (Do("all_gather", (source,), task.name),)
         return Unit((buffer,), (replace(kernel, pushes=(task.name,), body=body),))

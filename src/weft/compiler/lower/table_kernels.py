@@ -9,6 +9,8 @@ body=(all_gather(x) -> gathered, gather_rows(gathered, routing) -> rows,
     hook(ready, rows_by_token, (gathered, routing))
     hook(emit, store_slots, (products,))
 
+Where copy engines bring tokens the first two are left out.
+
 body=(grouped_matmul(h, w, routing) -> products, scatter_rows(products, routing) -> sums,
       reduce_scatter(sums) -> scattered)
 ->  hook(order, in_turn_backwards, (routing, experts))
@@ -32,11 +34,14 @@ def statements(plan: Plan, launch: Launch, formula: str) -> Iterator[core.Statem
     """Of one kernel; what the compiler fuses by tables is one of the two."""
     product = next(do for do in launch.body if do.kind == "grouped_matmul")
     rows, weights, routing = product.operands
-    (channel,) = params.announced(plan, launch)
-    (result,), (carried,) = launch.writes, launch.pushes
+    (channel,) = [one for one in plan.of(Channel) if one.name in launch.awaits]
+    (result,) = launch.writes
+    arrived = next((do.operands[0] for do in launch.body if do.kind == "gather_rows"), "")
     fed = next((do.operands[0] for do in launch.body if do.kind == "all_gather"), "")
-    source = fed or rows
-    yield core.Param(source, "pointer", "own tokens" if fed else "rows by slot")
+    carried = arrived or launch.pushes[0]
+    source = fed or ("" if arrived else rows)
+    if source:
+        yield core.Param(source, "pointer", "own tokens" if fed else "rows by slot")
     yield core.Param(weights, "operand")
     yield core.Param(result, "pointer")
     yield core.Param(carried, "pointer")
@@ -50,7 +55,7 @@ def statements(plan: Plan, launch: Launch, formula: str) -> Iterator[core.Statem
     yield core.Template("gemm", launch.tile, formula)
     if launch.takes:
         yield core.Credit("begin", "slot")
-    if fed:
+    if arrived:
         behind = launch.body[launch.body.index(product) + 1 :]
         yield from _gathered(channel, source, carried, result, routing, by, behind)
     else:
@@ -63,9 +68,11 @@ def _gathered(
     channel: Channel, source: str, gathered: str, result: str, routing: str, by: str,
     behind: Sequence[Do],
 ) -> Iterator[core.Statement]:  # fmt: skip
-    """Tokens arrive while others' products are made; a tile waits for the ranks in it alone."""
-    yield core.Hook("begin", "feed", (source, gathered, by))
-    yield core.Notify("begin", channel.name, "each", by, place=channel.place)
+    """Tokens arrive while others' products are made; a tile waits for the ranks in it alone.
+    `source`: own ones, where this kernel sends them."""
+    if source:
+        yield core.Hook("begin", "feed", (source, gathered, by))
+        yield core.Notify("begin", channel.name, "each", by, place=channel.place)
     yield core.Hook("order", "in_turn", (routing, by))
     yield core.Wait("ready", channel.name, "sources", by, place=channel.place)
     yield core.Hook("ready", "rows_by_token", (gathered, routing))

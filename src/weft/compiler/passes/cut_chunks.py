@@ -42,6 +42,8 @@ def chunk(program: Program, facts: Facts, settings: Settings) -> Program:
         elif task.engine == "feed":
             chunks = max(1, min(LANES, facts.target.num_sms // 4))
             why = "so many of the product's programs store own rows first"
+        elif products and products[0].kind == "grouped_matmul" and _is_cut(task):
+            chunks, why = 1, "a tile waits for all tokens of a rank"
         elif task.engine in LL:
             why = "packets carry their own flags"
         elif products and _is_cut(task):

@@ -40,7 +40,7 @@ def engines(
     _check_names(program, settings.engines)
     for collective, products in pairs(program):
         if products and products[0].kind == "grouped_matmul":
-            found = [grouped(program, products[0], collective, facts)]
+            found = grouped(program, products[0], collective, facts)
         else:
             found = (
                 ways(program, products, collective, facts) if products
@@ -116,8 +116,9 @@ def _times_text(found: list[Way]) -> str:
 
 
 def _way_text(way: Way) -> str:
-    message = f"{way.engine} {way.us:.0f} us" if way.us else f"{way.engine}: nothing else is there"
-    return message + (f" in tiles of {way.tile[0]} x {way.tile[1]}" if way.tile else "")
+    told = f"{way.engine} {way.us:.0f} us" if way.us else way.engine
+    told += f" in tiles of {way.tile[0]} x {way.tile[1]}" if way.tile else ""
+    return told if way.us else f"{told}, not predicted"
 
 
 def _check_names(program: Program, asked: Mapping[str, str]) -> None:

@@ -85,7 +85,11 @@ def _around(copy: Copy, source: Buffer, plan: Plan) -> tuple[list[Channel], list
     shards = Channel(f"{copy.target}_shards", copy.source, rows, place=copy.place)
     stream = copy.stream
     if copy.side == "push":
-        return [], [After(stream, MAIN), Take(stream, copy.place), copy]
+        # What stages own rows beside the copied ones has taken credits.
+        is_staged = any(copy.target in one.writes for one in plan.of(Launch)
+                        if [do.kind for do in one.body] == ["stage"])  # fmt: skip
+        take = [] if is_staged else [Take(stream, copy.place)]
+        return [], [After(stream, MAIN), *take, copy]
     around: list[Step] = [
         After(stream, MAIN), Notify(shards.name, stream, place=copy.place),
         Wait(shards.name, stream, copy.place), copy,

@@ -192,8 +192,9 @@ def _of_rows(program: Program, task: Task, chunks: int | str) -> Iterator[Channe
 
 def _is_grouped(program: Program, task: Task) -> bool:
     """Are its rows those of a product's tiles as tables say, which the device alone knows?"""
-    is_sum = task.kind == "reduce_scatter"
-    return task.engine == "feed" or (is_sum and program.chief(task.kernel).kind == "grouped_matmul")
+    if task.kind == "all_gather":
+        return any(one.kind == "gather_rows" for one in program.users(task.name))
+    return task.kind == "reduce_scatter" and program.chief(task.kernel).kind == "grouped_matmul"
 
 
 def _of_tables(program: Program, task: Task) -> Channel:

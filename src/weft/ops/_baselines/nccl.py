@@ -16,7 +16,7 @@ import torch.distributed as dist
 
 from weft.base.errors import UnsupportedError
 from weft.compiler import experts
-from weft.ops import _moe
+from weft.compiler.experts import Routing
 from weft.tune.case import Case
 from weft.tune.variants import Variant
 
@@ -296,7 +296,7 @@ class GatherThenExperts(Way):
 
     def __init__(self, case: Case, inputs: Any, other: Any = None) -> None:
         super().__init__(case, inputs)
-        self.routing = _moe.routing_of(self.problem, inputs)
+        self.routing = Routing.of(inputs, self.problem.tile_m)
         self.x = padded(case, inputs["x"])
         self.gathered = self.rows(self.problem.rows * self.problem.num_ranks, self.problem.k)
 
@@ -313,7 +313,7 @@ class ExpertsThenScatter(MultiplyThenScatter):
 
     def __init__(self, case: Case, inputs: Any, other: Any = None) -> None:
         super().__init__(case, inputs, other)
-        self.routing = _moe.routing_of(self.problem, inputs)
+        self.routing = Routing.of(inputs, self.problem.tile_m)
         self.sums = other.sums if other else as_one_kernel(experts.scatter_rows, inputs["x"])
 
     def multiply(self) -> torch.Tensor:

@@ -139,17 +139,10 @@ def read_slots(source, at):
 
 
 @triton.jit
-def store_slots(c, at, cells, fragment, shape):
-    """Store the tile in C, whose rows are slots, rounded to C's dtype."""
-    fragments.store_block(c, at.first + cells.tile_row, cells.column, fragment, at.end, shape.n,
-                          shape.stride_c)  # fmt: skip
-
-
-@triton.jit
-def store_value(c, at, cells, value, num_columns):
+def store_slots(c, at, cells, fragment, num_columns):
     """Store what was made of a tile in c[slots, num_columns], rounded to c's dtype."""
-    fragments.store_block(c, at.first + cells.tile_row, cells.column, value, at.end, num_columns,
-                          num_columns)  # fmt: skip
+    fragments.store_block(c, at.first + cells.tile_row, cells.column, fragment, at.end,
+                          num_columns, num_columns)  # fmt: skip
 
 
 @triton.jit

@@ -1,28 +1,26 @@
-"""What ep_dispatch and ep_combine share: problem, configuration, handle, checks, cards.
-
-Not an operator. Which rows go where is in weft.tiles.experts.
-"""
+"""Experts that are split over ranks: ep_dispatch's and ep_combine's problem, configuration, handle,
+memory and cards. Which rows go where is in weft.tiles.experts."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from math import ceil
 from typing import Any, NamedTuple
 
 import torch
 
-from weft.base.errors import ConfigError, DtypeError, ShapeError
+from weft.base import fields
+from weft.base.errors import ConfigError, ShapeError
 from weft.base.parts import full_part
 from weft.base.target import Target
-from weft.compiler import layouts
-from weft.compiler.experts import Tables, tables
-from weft.ops.moe_route import check_sizes, tokens_together
-from weft.plan import exchanges
+from weft.compiler.experts import Tables
+from weft.plan import described, exchanges
 from weft.plan.exchanges import Transport
-from weft.plan.problems import Rows
+from weft.plan.routing import ByTables, tokens_together
 from weft.plan.vectors import PACKET_BYTES, power_of_two
-from weft.tiles import experts, route
+from weft.tiles import experts
 
 MOST_COLUMNS = 1024
 # What a thread has of the rows that are moved together.
@@ -35,7 +33,7 @@ FEW_BYTES = 1 << 19
 
 
 @dataclass(frozen=True)
-class Problem(Rows):
+class Problem(ByTables, exchanges.Problem):
     """Tokens of n elements, up to `rows` = ceil(m / num_ranks) on a rank, each with top_k of
     `experts`, which are split as torch.chunk splits them.
 
@@ -51,16 +49,15 @@ class Problem(Rows):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        op = self.op
         if self.experts < 1 or self.own_experts + self.num_ranks > MOST_COLUMNS:
             most = MOST_COLUMNS - self.num_ranks
             raise ShapeError(
-                f"{op}: {self.experts} experts on {self.num_ranks} ranks; a rank has 1 to {most}"
+                f"{self.op}: {self.experts} experts on {self.num_ranks} ranks; a rank has 1 to "
+                f"{most}"
             )
         if self.capacity < 0:
             object.__setattr__(self, "capacity", self.most_slots)
-        most = max(2 * self.m * power_of_two(self.top_k), self.capacity)
-        check_sizes(self, self.experts, most)
+        self.check_sizes(max(2 * self.m * power_of_two(self.top_k), self.capacity))
 
     @property
     def own_experts(self) -> int:
@@ -69,11 +66,6 @@ class Problem(Rows):
 
     def first_expert(self, rank: int) -> int:
         return rank * self.own_experts
-
-    @property
-    def element_bytes(self) -> int:
-        """Of what rows are moved as."""
-        return self.itemsize
 
     @property
     def packed_bytes(self) -> int:
@@ -90,9 +82,10 @@ class Problem(Rows):
         """If every token of all ranks went to as many experts of one rank as it can."""
         return self.num_tokens * min(self.top_k, self.own_experts)
 
-    @property
-    def max_tiles(self) -> int:
-        return route.most_tiles(self.capacity, self.own_experts, self.tile_m)
+    def split(self, tokens: int) -> experts.Split:
+        """What kernels are told of a rank with so many tokens."""
+        sizes = (self.own_experts, self.rows, tokens, self.top_k, self.capacity)
+        return experts.Split(self.experts, *sizes)
 
 
 @dataclass(frozen=True)
@@ -109,34 +102,25 @@ class Config(exchanges.Config):
     tokens: int = 4
     batch: int = 32
 
-    def can(self, problem: Any, target: Target) -> bool:
-        return super().can(problem, target) and not (
-            self.by_packets and problem.packed_bytes % PACKET_BYTES
-        )
+    by_library = False
 
-    def check(self, problem: Any, target: Target) -> None:
+    def can(self, problem: Any, target: Target) -> bool:
+        is_packed = not problem.packed_bytes % PACKET_BYTES
+        return super().can(problem, target) and (is_packed or not self.by_packets)
+
+    def check(self, problem: Problem, target: Target) -> None:
         """Raises  ConfigError: a field that does not fit the problem or the target"""
-        if self.by_library:
-            raise ConfigError(f"{problem.op}: transport='nccl'; it must be sm_push or ll")
         super().check(problem, target)
-        if self.by_packets and problem.packed_bytes % PACKET_BYTES:
+        fields.check_powers_of_two(problem.op, self, "tokens", "batch", least=1)
+        if not self.can(problem, target):
             raise ConfigError(
                 f"{problem.op}: transport='ll' with rows of {problem.row_bytes} bytes; what "
-                f"packets carry must divide by {PACKET_BYTES}: take push"
+                f"packets carry must divide by {PACKET_BYTES}: take sm_push"
             )
-        for name in ("tokens", "batch"):
-            if (value := getattr(self, name)) < 1 or value & (value - 1):
-                raise ConfigError(f"{problem.op}: {name}={value}; it must be a power of two")
 
     def grid(self, problem: Problem) -> int:
         """Channels that have tokens: as many on every rank."""
         return max(1, min(self.channels, ceil(problem.rows / self.tokens)))
-
-    def packets(self, problem: Problem, row_bytes: int) -> int:
-        """Words for a row of each token. A tile's last addresses, though masked, are on the heap
-        too."""
-        row = row_bytes // PACKET_BYTES
-        return (problem.num_tokens + self.tokens) * row + self.block
 
     def extents(self, problem: Problem, vec: int) -> experts.Extents:
         width = max(2, power_of_two(problem.top_k))
@@ -156,7 +140,7 @@ def _config(problem: Problem, target: Target, transport: str) -> Config:
     if target.backend == "emu":
         return Config(transport, channels=2, block=1024, tokens=2, batch=4, num_warps=4)
     by_packets = transport == "ll"
-    size = min(PACKET_BYTES, problem.element_bytes) if by_packets else problem.element_bytes
+    size = min(PACKET_BYTES, problem.word_bytes) if by_packets else problem.word_bytes
     length = max(1, problem.row_bytes // size)
     # A power of two that divides the row, if that is not too small.
     block = max(128, min(1024, length & -length))
@@ -165,11 +149,10 @@ def _config(problem: Problem, target: Target, transport: str) -> Config:
     # Of few tokens each has a channel, which moves longer parts of it, if it has any.
     while tokens > 1 and ceil(problem.rows / tokens) < FEW_CHANNELS:
         tokens, block = tokens // 2, max(block, min(2 * block, power_of_two(length)))
-    has_few = ceil(problem.rows / tokens) <= FEW_CHANNELS
+    channels = FEW_CHANNELS if ceil(problem.rows / tokens) <= FEW_CHANNELS else MOST_CHANNELS
     one = Config(
-        transport, channels=FEW_CHANNELS if has_few else MOST_CHANNELS,
-        block=block, tokens=tokens, batch=min(32, tokens_together(problem.top_k)),
-        num_warps=THREADS // target.warp_size,
+        transport, channels=channels, block=block, tokens=tokens,
+        batch=min(32, tokens_together(problem.top_k)), num_warps=THREADS // target.warp_size,
     )  # fmt: skip
     return replace(one, channels=min(one.channels, one.most_channels(target)))
 
@@ -177,15 +160,6 @@ def _config(problem: Problem, target: Target, transport: str) -> Config:
 def choose(problem: Problem, target: Target) -> Config:
     """The configuration to take when nothing was measured: a pure function of both."""
     return next(candidates(problem, target))
-
-
-def split_of(problem: Problem, tokens: int) -> experts.Split:
-    sizes = (problem.own_experts, problem.rows, tokens, problem.top_k, problem.capacity)
-    return experts.Split(problem.experts, *sizes)
-
-
-# ---------------------------------------------------------------------------------------------
-# What a dispatch gives
 
 
 class Handle(NamedTuple):
@@ -207,56 +181,6 @@ class Handle(NamedTuple):
         return self.problem.tile_m
 
 
-class Dispatched(NamedTuple):
-    """x: [capacity, n] rows by slot; (rows, scales) of such. Behind the last slot nothing is
-    written."""
-
-    x: Any
-    handle: Handle
-
-
-def reference_tables(problem: Problem, everyone: Sequence[Mapping[str, Any]]) -> list[Tables]:
-    """All ranks' tables, without capacity; `everyone` has ids and weights of each rank's tokens."""
-    choices = torch.full((problem.num_tokens, problem.top_k), -1)
-    shares = torch.zeros(problem.num_tokens, problem.top_k)
-    for rank, one in enumerate(everyone):
-        mine = slice(rank * problem.rows, rank * problem.rows + len(one["ids"]))
-        choices[mine], shares[mine] = one["ids"].long(), one["weights"]
-    return [
-        tables(problem, rank, choices, shares)._replace(ids=one["ids"], weights=one["weights"])
-        for rank, one in enumerate(everyone)
-    ]
-
-
-# ---------------------------------------------------------------------------------------------
-# Calls
-
-
-def check_choices(world: Any, op: str, x: Any, ids: Any, weights: Any) -> None:
-    """Raises  ShapeError, DtypeError: tensors that do not fit together, or the world"""
-    for name, tensor, dtype in (("ids", ids, torch.int32), ("weights", weights, torch.float32)):
-        layouts.check_tensor(op, name, tensor, world)
-        if tensor.dtype != dtype:
-            raise DtypeError(f"{op}: {name} are {tensor.dtype}; pass {name}.to({dtype})")
-        if tensor.dim() != 2 or tensor.shape[0] != x.shape[0]:
-            raise ShapeError(
-                f"{op}: {name} has shape {tuple(tensor.shape)} but x has {x.shape[0]} tokens; it "
-                f"must be [{x.shape[0]}, top_k]"
-            )
-    if ids.shape != weights.shape:
-        raise ShapeError(
-            f"{op}: ids has shape {tuple(ids.shape)} but weights {tuple(weights.shape)}; each "
-            "choice has one weight"
-        )
-
-
-def check_rows(world: Any, op: str, name: str, rows: Any) -> None:
-    """Raises  ShapeError: not rows on the world's device"""
-    layouts.check_tensor(op, name, rows, world)
-    if rows.dim() != 2:
-        raise ShapeError(f"{op}: {name} has shape {tuple(rows.shape)}; it must have 2 dimensions")
-
-
 def begin(world: Any, problem: Problem, config: Config | None, kind: str) -> Config:
     """How the call is done, which all ranks do alike: the configuration, checked."""
     config = config or choose(problem, world.target)
@@ -268,38 +192,60 @@ def begin(world: Any, problem: Problem, config: Config | None, kind: str) -> Con
     return config
 
 
+def memory_of(
+    problem: Problem, config: Config, ready: str, **row_bytes: int
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Of a slot: words `ready` for each source and channel, and for each array a row of every
+    token, of so many bytes, or its packets."""
+    arrays: dict[str, Any] = {}
+    signals: dict[str, Any] = {ready: (problem.num_ranks * config.grid(problem), torch.int64)}
+    for name, size in row_bytes.items():
+        if config.by_packets:
+            # A tile's last addresses, though masked, are on the heap too.
+            words = (problem.num_tokens + config.tokens) * (size // PACKET_BYTES) + config.block
+            signals[name] = (words, torch.int64)
+        else:
+            arrays[name] = ((max(8, problem.num_tokens * size),), torch.uint8)
+    return arrays, signals
+
+
 # ---------------------------------------------------------------------------------------------
 # The card
 
 
-CARD: Mapping[str, Any] = {
-    "default_shape": {"m": 64, "n": 64, "experts": 8, "top_k": 2, "capacity": 0},
-    "smallest": {"m": 2, "n": 16, "experts": 2, "top_k": 1},
-    "smallest_config": {"channels": 1, "block": 16, "tokens": 1},
-    "awkward_shapes": (
-        (4, {"m": 97, "n": 40, "experts": 24, "top_k": 8}),
-        (3, {"m": 29, "n": 7, "experts": 7, "top_k": 7}),
-        (2, {"m": 1, "n": 16, "experts": 1, "top_k": 1}),
-        (1, {"m": 40, "n": 48, "experts": 4, "top_k": 4}),
-        (8, {"m": 9, "n": 5, "experts": 5, "top_k": 3}),
-        (4, {"m": 0, "n": 16, "experts": 4, "top_k": 2}),
-    ),
-    "takes_nodes": True,
-}
-
-
 def make_problem(
-    kind: Any, num_ranks: int, shape: Mapping[str, int], dtype: str, nodes: tuple[int, ...] = ()
-) -> Any:
+    kind: Any, num_ranks: int, shape: Mapping[str, int], dtype: str, nodes: tuple[int, ...] = (),
+    **more: Any,
+) -> Any:  # fmt: skip
     """capacity: 0 is room for all."""
     rest = (shape["experts"], shape["top_k"], shape.get("tile_m", 16), shape.get("capacity") or -1)
-    return kind(shape["m"], shape["n"], num_ranks, dtype, nodes, *rest)
+    return kind(shape["m"], shape["n"], num_ranks, dtype, nodes, *rest, **more)
 
 
-def make_choices(problem: Problem, rank: int, seed: int = 0) -> dict[str, torch.Tensor]:
-    """Experts and weights of one rank's tokens, the same for one seed on every machine."""
-    first, end = problem.shard(rank)
-    generator = torch.Generator().manual_seed(seed * problem.num_ranks + rank + 1)
-    share = torch.rand(end - first, problem.experts, generator=generator)
-    weights, ids = share.topk(problem.top_k)
-    return {"ids": ids.int(), "weights": weights / weights.sum(1, keepdim=True)}
+def card(
+    kind: type[Problem], run: Callable[..., Any], drawn: Callable[..., Any],
+    shaped: Callable[..., Any],
+) -> dict[str, Any]:  # fmt: skip
+    """What the cards have alike. Inputs are `drawn`; by those as they are `shaped` kernels are
+    found."""
+    return {
+        "problem": kind,
+        "config": Config,
+        "make_problem": partial(make_problem, kind),
+        "make_inputs": drawn,
+        "run": run,
+        "candidates": candidates,
+        "kernels": described.kernels_of(run, shaped, candidates),
+        "default_shape": {"m": 64, "n": 64, "experts": 8, "top_k": 2, "capacity": 0},
+        "smallest": {"m": 2, "n": 16, "experts": 2, "top_k": 1},
+        "smallest_config": {"channels": 1, "block": 16, "tokens": 1},
+        "awkward_shapes": (
+            (4, {"m": 97, "n": 40, "experts": 24, "top_k": 8}),
+            (3, {"m": 29, "n": 7, "experts": 7, "top_k": 7}),
+            (2, {"m": 1, "n": 16, "experts": 1, "top_k": 1}),
+            (1, {"m": 40, "n": 48, "experts": 4, "top_k": 4}),
+            (8, {"m": 9, "n": 5, "experts": 5, "top_k": 3}),
+            (4, {"m": 0, "n": 16, "experts": 4, "top_k": 2}),
+        ),
+        "takes_nodes": True,
+    }

@@ -1,0 +1,294 @@
+"""Products of tokens with their experts, by a router's tables: ag_moe's and moe_rs's problem,
+configurations, inputs, calls and cards.
+
+Each is a traced program of one product and one collective; its launch is `table_launches.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from itertools import islice
+from typing import Any, ClassVar
+
+import torch
+
+from weft.base import fields
+from weft.base.errors import ConfigError, ShapeError
+from weft.base.target import Target
+from weft.compiler import Replicate, Tensor, layouts, schedules
+from weft.compiler.experts import Routing, Tables, dtype_of
+from weft.plan import described, operations, summed
+from weft.plan.call_cache import check_out, find_call
+from weft.plan.problems import nodes_of
+from weft.plan.routing import ByTables, random_tables
+from weft.plan.table_launches import GROUP_M
+from weft.tiles import blocking, gemm_sm90
+from weft.tiles.blocking import Blocking
+
+# Tiles of the template for Hopper, and how long a column of each takes, as read where n divides by
+# all of them (docs/performance/experts_and_attention.md); rows of tiles that share columns.
+SM90_COSTS = {
+    gemm_sm90.WIDE: 1.0,
+    Blocking(128, 192, 64, gemm_sm90.NUM_WARPS, 4): 1.07,
+    gemm_sm90.TURNS: 1.13,
+}
+SM90_GROUP_M = 8
+MOST_CANDIDATES = 8
+# Of the tables, by the names of sizes.
+FORMS = {
+    "ids": "tokens top_k", "weights": "tokens top_k", "token_of": "slots", "weight_of": "slots",
+    "slot_of": "m top_k", "counts": "ranks experts", "tiles": "fields room", "turns": "room",
+    "num_tiles": "one",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Problem(ByTables, summed.Product):
+    """m tokens over all ranks, top_k of `experts` for each; [k, n] of each expert on each rank.
+
+    `tile_m`: slots of a tile of the tables, at most. `b_is_nk`: B lies as [experts, n, k].
+    """
+
+    experts: int = 1
+    top_k: int = 1
+    tile_m: int = 128
+
+    sizes = ("m", "n", "k", "experts", "top_k", "tile_m")
+    # The templates that its kernels have forms for; what x's rows are.
+    templates: ClassVar[tuple[str, ...]] = ("plain",)
+    rows_are: ClassVar[str]
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.tile_m < 16:
+            raise ShapeError(f"{self.op}: tile_m={self.tile_m}; a product's tiles have 16 rows")
+        self.check_sizes(self.num_slots)
+
+    def rows_of_x(self, rank: int) -> int:
+        raise NotImplementedError
+
+    @property
+    def table(self) -> Tensor:
+        """The program's type of a router's tables."""
+        return Tensor("table", ("m", self.top_k, self.experts), Replicate())
+
+    @property
+    def flops(self) -> int:
+        """Of one rank."""
+        return 2 * self.num_slots * self.n * self.k
+
+    @property
+    def memory_bytes(self) -> int:
+        """What one rank must read and write at least, where every expert has tokens."""
+        operands = self.m * self.k + self.experts * self.n * self.k
+        return (operands + self.num_slots * self.n) * self.itemsize
+
+    def can_use_sm90(self, target: Target) -> bool:
+        """Does the template for Hopper take this problem there?"""
+        # Rows are copied without masks.
+        is_cut = self.tile_m == gemm_sm90.TILE_M.value and self.k % gemm_sm90.WIDE.tile_k == 0
+        return is_cut and super().can_use_sm90(target)
+
+
+@dataclass(frozen=True)
+class Config(schedules.Config):
+    """How a call is done, as `Schedule` says; tile_m is the tables'."""
+
+    def check(self, problem: Problem, target: Target) -> None:
+        """Raises  ConfigError: a field that does not fit the problem or the target"""
+        op = problem.op
+        fields.check_one_of(op, self, "transport", problem.transports)
+        fields.check_one_of(op, self, "template", problem.templates)
+        fields.check_ranges(op, self, group_m=(1, 1024))
+        if self.transport == schedules.CE_PUSH and len(problem.nodes) > 1:
+            raise ConfigError(
+                f"{op}: transport={self.transport!r} on {len(problem.nodes)} nodes; copy engines "
+                f"reach the ranks of one node only: take transport={schedules.SM_PUSH!r}"
+            )
+        cut = (problem.tile_m, self.tile_n, self.tile_k)
+        if self.template == "plain":
+            one = Blocking(*cut, self.num_warps, self.num_stages)
+            one.check(op, problem.dtype, problem.dtype, False, target)
+            return
+        if not problem.can_use_sm90(target):
+            raise ConfigError(
+                f"{op}: template='sm90' with {problem.dtype}, k={problem.k} and tables of "
+                f"tile_m={problem.tile_m} on {target}, ranks by nodes {problem.nodes}; it takes "
+                f"16-bit operands with rows of a multiple of {blocking.TMA_BYTES} bytes, k of "
+                f"{gemm_sm90.WIDE.tile_k} elements, tables of tile_m={gemm_sm90.TILE_M.value}, "
+                "compute capability 9.0 and ranks of one node"
+            )
+        gemm_sm90.check(op, *cut, self.num_stages, target)
+
+
+def candidates(config: type[Config], problem: Problem, target: Target) -> Iterator[Any]:
+    """Configurations worth measuring by the first transport, the one to take unmeasured first."""
+    return islice(_candidates(config, problem, target), MOST_CANDIDATES)
+
+
+def _candidates(config: type[Config], problem: Problem, target: Target) -> Iterator[Any]:
+    def cost(cut: Blocking) -> float:
+        """Of n columns in such tiles, in columns of wide ones."""
+        return -(-problem.n // cut.tile_n) * cut.tile_n * SM90_COSTS[cut]
+
+    tile_m = problem.tile_m
+    if "sm90" in problem.templates and problem.can_use_sm90(target):
+        for cut in sorted(SM90_COSTS, key=cost):
+            yield config(template="sm90", group_m=SM90_GROUP_M, **asdict(cut))
+    for cut in blocking.candidates(tile_m, problem.n, problem.k, problem.dtype, target):
+        one = config(group_m=GROUP_M, **asdict(replace(cut, tile_m=tile_m)))
+        try:
+            one.check(problem, target)
+        except ConfigError:  # cut for lower tiles than the tables have
+            continue
+        yield one
+    columns, depth = (16, 16) if target.backend == "emu" else (64, 32)
+    cut = Blocking(tile_m, columns, depth, 4, 2)
+    yield config(group_m=GROUP_M, **asdict(cut))
+
+
+# ---------------------------------------------------------------------------------------------
+# Calls
+
+
+def problem_of(kind: Any, world: Any, x: Any, b: Any, routing: Routing, out: Any = None) -> Any:
+    """The problem that this rank's tensors are a part of, as `kind` makes it.
+
+    Raises  ShapeError, DtypeError: tensors that do not fit together, or the world; tables that no
+            router made for them, as far as the host can see: what they hold is on the device
+    """
+    op, tables = kind.op, routing.tables._asdict()
+    is_nk = layouts.is_nk(b)
+    forms = {"x": "rows k", "b": "experts n k" if is_nk else "experts k n", **FORMS}
+    dtypes = {name: dtype_of(name) for name in tables}
+    given = {"x": x, "b": b.mT if is_nk else b, **tables}
+    sizes = layouts.bind_sizes(op, world, given, forms, dtypes)
+    m, top_k = sizes["m"], sizes["top_k"]
+    problem = kind(
+        m, sizes["n"], world.num_ranks, str(x.dtype), nodes_of(world), sizes["k"], is_nk,
+        sizes["experts"], top_k, routing.tile_m,
+    )  # fmt: skip
+    for name, shape in Tables.shapes(problem, sizes["tokens"])._asdict().items():
+        if tables[name].shape != shape:
+            raise ShapeError(
+                f"{op}: the table {name} has shape {tuple(tables[name].shape)}; of m={m} tokens "
+                f"with top_k={top_k}, {problem.experts} experts, {problem.num_ranks} ranks and "
+                f"tile_m={problem.tile_m} it is {shape}: pass what moe_route gave"
+            )
+    if len(x) != (rows := problem.rows_of_x(world.rank)):
+        raise ShapeError(
+            f"{op}: rank {world.rank} of {world.num_ranks} passes x with {len(x)} rows, but m={m} "
+            f"tokens with top_k={top_k} were routed; it takes {rows} rows, {kind.rows_are}"
+        )
+    if out is not None:
+        first, end = problem.result_rows(world.rank)
+        check_out(op, out, (end - first, problem.n), x.dtype, world)
+    return problem
+
+
+def as_operation(
+    op: str, world: Any, x: Any, b: Any, routing: Routing, config: Any, out: Any
+) -> torch.Tensor:
+    """The call as an operation of torch's."""
+    tensors = (x, b, routing.tables.weight_of, list(routing.tables))
+    rest = {"tile_m": routing.tile_m, "config": config, "out": out}
+    return operations.as_operation(op, world, tensors, **rest)
+
+
+def run(
+    kind: Any, choose: Callable[..., Config], world: Any, x: Any, b: Any, routing: Routing,
+    config: Config | None, out: Any,
+) -> torch.Tensor:  # fmt: skip
+    """A call of the operator, whose Problem is `kind`."""
+
+    def make(world: Any, x: Any, b: Any, out: Any, routing: Routing, config: Any) -> summed.Call:
+        problem = problem_of(kind, world, x, b, routing, out)
+        config = config or choose(problem, world.target)
+        config.check(problem, world.target)
+        config = replace(config, tile_m=problem.tile_m)
+        return summed.Call(world, problem, config, {"x": x, "b": b, "routing": routing})
+
+    call = find_call(world, kind.op, (x, b, out), (routing, config), make, _key)
+    return call(out, x=x, b=b, routing=routing)
+
+
+def _key(world: Any, tensors: Sequence[Any], rest: tuple) -> tuple:
+    """What tells calls apart: where tensors lie is no matter here."""
+    routing, config = rest
+    return (config, routing.tile_m, *[
+        None if one is None else (type(one), one.shape, one.stride(), one.dtype, one.get_device())
+        for one in (*tensors, *routing.tables)
+    ])  # fmt: skip
+
+
+# ---------------------------------------------------------------------------------------------
+# The card
+
+
+def make_problem(
+    kind: Any, num_ranks: int, shape: Mapping[str, int], dtype: str, nodes: tuple[int, ...] = ()
+) -> Any:
+    rest = (shape["k"], False, shape["experts"], shape["top_k"], shape.get("tile_m", 16))
+    return kind(shape["m"], shape["n"], num_ranks, dtype, nodes, *rest)
+
+
+def make_inputs(problem: Problem, rank: int, seed: int = 0) -> dict[str, torch.Tensor]:
+    """One rank's random tensors on the CPU, and the tables of random choices."""
+    generator = torch.Generator().manual_seed(seed * problem.num_ranks + rank)
+    x = torch.randn(problem.rows_of_x(rank), problem.k, generator=generator)
+    n, k = problem.n, problem.k
+    lies = (problem.experts, n, k) if problem.b_is_nk else (problem.experts, k, n)
+    b = torch.randn(lies, generator=generator).to(problem.torch_dtype)
+    b = b.mT if problem.b_is_nk else b
+    tables = random_tables(problem, rank, seed)
+    return {"x": x.to(problem.torch_dtype), "b": b, **tables._asdict()}
+
+
+def shaped_inputs(problem: Problem, rank: int) -> dict[str, torch.Tensor]:
+    """As make_inputs, without values."""
+    n, k, dtype = problem.n, problem.k, problem.torch_dtype
+    b = torch.empty((problem.experts, n, k) if problem.b_is_nk else (problem.experts, k, n))
+    x = torch.empty((problem.rows_of_x(rank), k), dtype=dtype)
+    made = Tables.empty(problem, problem.own_tokens(rank), x.device)
+    return {"x": x, "b": (b.mT if problem.b_is_nk else b).to(dtype), **made._asdict()}
+
+
+def product(problem: Problem, rows: Any, inputs: Mapping[str, Any]) -> torch.Tensor:
+    """Row i of `rows`, which are as many as slots, times slot i's expert; in fp32."""
+    out = torch.zeros(problem.num_slots, problem.n)
+    for expert, first, end, *_ in inputs["tiles"].t().tolist():
+        out[first:end] = rows[first:end].float() @ inputs["b"][expert].float()
+    return out
+
+
+def card(kind: type[Problem], call: Callable[..., Any], found: Callable[..., Any]) -> dict:
+    """What the cards of such operators have alike; `found` are their candidates."""
+
+    def run(world: Any, problem: Problem, inputs: Mapping[str, Any], config: Any = None) -> Any:
+        routing = Routing.of(inputs, problem.tile_m)
+        return call(inputs["x"], inputs["b"], routing, world=world, config=config)
+
+    run.__module__ = call.__module__
+    return {
+        "problem": kind,
+        "make_problem": partial(make_problem, kind),
+        "make_inputs": make_inputs,
+        "run": run,
+        "candidates": found,
+        "kernels": described.kernels_of(run, shaped_inputs, found),
+        "program": kind.traced,
+        "fake": summed.fake,
+        "takes_nodes": True,
+        "default_shape": {"m": 64, "n": 64, "k": 64, "experts": 8, "top_k": 2},
+        "smallest": {"m": 4, "n": 16, "k": 16, "experts": 2, "top_k": 1},
+        "awkward_shapes": (
+            (4, {"m": 97, "n": 40, "k": 24, "experts": 8, "top_k": 3}),
+            (3, {"m": 29, "n": 7, "k": 50, "experts": 40, "top_k": 2}),
+            (2, {"m": 1, "n": 16, "k": 16, "experts": 1, "top_k": 1}),
+            (1, {"m": 40, "n": 48, "k": 32, "experts": 4, "top_k": 4}),
+            (4, {"m": 9, "n": 16, "k": 16, "experts": 5, "top_k": 2}),
+            (4, {"m": 0, "n": 16, "k": 16, "experts": 4, "top_k": 2}),
+        ),
+    }
