@@ -6,6 +6,7 @@ Each is a traced program of one product and one collective; its launch is `table
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -267,8 +268,10 @@ def card(kind: type[Problem], call: Callable[..., Any], found: Callable[..., Any
     """What the cards of such operators have alike; `found` are their candidates."""
 
     def run(world: Any, problem: Problem, inputs: Mapping[str, Any], config: Any = None) -> Any:
+        # By its name: what stands in the operator's place is called.
+        operator = getattr(importlib.import_module(call.__module__), kind.op)
         routing = Routing.of(inputs, problem.tile_m)
-        return call(inputs["x"], inputs["b"], routing, world=world, config=config)
+        return operator(inputs["x"], inputs["b"], routing, world=world, config=config)
 
     run.__module__ = call.__module__
     return {
