@@ -40,7 +40,7 @@ def measure(
     problem = op.make_problem(ranks, {"m": m, "n": n, "k": k}, dtype)
     config = op.config(
         transport=transport, chunks=2, tile_m=tile, tile_n=tile, tile_k=tile, num_warps=4,
-        feeders=8, pieces=8, tma=tma,
+        pushers=8, tma=tma,
     )  # fmt: skip
     inputs = [op.make_inputs(problem, rank, seed) for rank in range(ranks)]
     expected = op.reference(problem, inputs)

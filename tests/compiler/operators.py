@@ -21,7 +21,7 @@ from weft.compiler import (
     silu_mul,
 )
 from weft.compiler.facts import Facts, Settings
-from weft.compiler.frontend import trace
+from weft.compiler.frontend import matmul, trace
 from weft.compiler.passes.place import place
 from weft.compiler.pipeline import Stages, overlap
 from weft.ir.task import Program
@@ -29,6 +29,10 @@ from weft.ir.task import Program
 
 def ag_gemm(a, b):
     return all_gather(a) @ b
+
+
+def ag_gemm_scaled(a, b):
+    return matmul(all_gather(a), b, dtype="bfloat16", scaling="rows")
 
 
 def gemm_rs(a, b):
@@ -70,6 +74,10 @@ def of_type(*sizes, dtype: str = "bfloat16") -> Tensor:
 
 PARAMETERS = {
     ag_gemm: {"a": of_type("m", 4096, Shard(0)), "b": of_type(4096, 28672, Shard(1))},
+    ag_gemm_scaled: {
+        "a": of_type("m", 4096, Shard(0), dtype="float8_e4m3fn"),
+        "b": of_type(4096, 28672, Shard(1), dtype="float8_e4m3fn"),
+    },
     gemm_rs: {"a": of_type("m", 14336, Shard(1)), "b": of_type(14336, 4096, Shard(0))},
     gemm_ar: {"a": of_type("m", 14336, Shard(1)), "b": of_type(14336, 4096, Shard(0))},
     all_reduce_rms_norm: {

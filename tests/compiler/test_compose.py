@@ -23,6 +23,7 @@ from weft.language import slots, triton_api
 from weft.language.mapping import StaticMapping
 from weft.tiles import blocking, composition, gemm
 from weft.tiles.composition import Call
+from weft.tiles.hooks.whole import Turns
 from weft.verify import compiled
 
 WIDE = (128, 256, 64)
@@ -68,8 +69,9 @@ def gather_and_multiply(
     is_first = width > 1  # of two products in the call: another gives the slot back
     if is_first:
         operands[3:] = [c, c]  # as operand, and as pointer
+    turns = Turns(2, max(1, split.rank_rows // 16), 1, 0, 0)
     kernel.plain[(programs,)](
-        *kernel.arranged((*operands, slot.rows_ready)), slot.arg, shape, split, 2,
+        *kernel.arranged((*operands, slot.rows_ready)), slot.arg, shape, split, turns,
         tile.as_constexpr(), world.arg,
     )  # fmt: skip
     if is_first:
@@ -216,7 +218,7 @@ BY_NODE = {
 
 @pytest.mark.parametrize("name", BY_NODE)
 def test_lines_that_the_order_by_nodes_asks_for(name):
-    """All others are those of one node, which has a variant for Hopper, too."""
+    """All others are those of one node, which has a sm90 variant, too."""
     kernel = kernel_of(name)
     known = set(source.shown(of_one_node(kernel)).splitlines())
     assert [line for line in source.shown(kernel).splitlines() if line not in known] == BY_NODE[

@@ -16,10 +16,11 @@ import weft
 from weft.base.dtypes import tolerance
 from weft.base.report import Report
 from weft.base.target import TARGETS
-from weft.compiler import schedules
+from weft.compiler import gather_schedules, schedules
 from weft.compiler.lower import kernels, source
 from weft.compiler.schedules import Config
 from weft.emulator.rewriting import Rewrite
+from weft.plan import gathered
 from weft.verify.laggards import chooser_of
 from weft.verify.mutants import Bounds, Run, WrongAnswer
 from weft.verify.mutants.core_ir import mutations, search_core_ir
@@ -75,6 +76,9 @@ def gathers(kernel, nodes: int = 1):
 
 PRODUCTS = ("gemm_rs", "gemm_ar")
 SMALL = Config(tile_m=16, tile_n=16, tile_k=16, num_warps=4)
+PUSHED = gather_schedules.Config(
+    transport="sm_push", tile_m=16, tile_n=16, tile_k=16, num_warps=4, pushers=2
+)
 
 
 def problem_of(name: str, nodes: int = 1, m: int = 40):
@@ -86,6 +90,11 @@ def problem_of(name: str, nodes: int = 1, m: int = 40):
 
 def shipped(name: str, nodes: int = 1):
     """The kernel of an operator."""
+    if name == "ag_gemm":
+        problem = problem_of(name, m=40)
+        traced = gathered.traced(importlib.import_module("weft.ops.ag_gemm").program, problem)
+        stages = gather_schedules.planned(traced, PUSHED, problem, TARGETS["emu"])
+        return kernels.lower(stages.plan)["ag_gemm_multiply"]
     is_product = name in PRODUCTS
     problem, config = (problem_of(name, nodes), SMALL) if is_product else by_experts(name)
     stages = schedules.planned(problem.traced(), config, problem, TARGETS["emu"])
@@ -115,7 +124,8 @@ def product(name: str, nodes: int = 1):
     nothing but a credit keeps the next call of 40 from writing what a rank still reads.
     """
     rows = (40, 40, 1, 1, 40, 1, 40) if name == "gemm_ar" else (40, 40, 40)
-    return operator(name, [problem_of(name, nodes, m) for m in rows], SMALL, nodes)
+    return operator(name, [problem_of(name, nodes, m) for m in rows],
+                    PUSHED if name == "ag_gemm" else SMALL, nodes)  # fmt: skip
 
 
 def operator(name: str, problems, config, nodes: int = 1):
@@ -166,14 +176,15 @@ def test_every_mutant_is_caught_where_tiles_go_node_by_node(plan, runs_of, caugh
     ("plan", "runs_of", "caught", "equivalent"),
     [
         ("ag_gemm_push", lambda: gathers, 7, 0),
-        pytest.param("gemm_rs", lambda: product("gemm_rs"), 13, 0, marks=pytest.mark.slow),
+        ("ag_gemm", lambda: product("ag_gemm"), 13, 0),
+        ("gemm_rs", lambda: product("gemm_rs"), 13, 0),
         pytest.param("gemm_ar", lambda: product("gemm_ar"), 21, 0, marks=pytest.mark.slow),
         pytest.param("ag_moe", lambda: of_experts("ag_moe"), 13, 0, marks=pytest.mark.slow),
         pytest.param("moe_rs", lambda: of_experts("moe_rs"), 13, 0, marks=pytest.mark.slow),
     ],
 )
 def test_every_mutant_of_the_ir_is_caught(plan, runs_of, caught, equivalent):
-    kernel = kernel_of(plan) if plan.startswith("ag_gemm") else shipped(plan)
+    kernel = kernel_of(plan) if plan == "ag_gemm_push" else shipped(plan)
     assert len(list(mutations(kernel))) == caught + equivalent
     report = search_core_ir(kernel, runs_of(), BOUNDS, subject=plan, ranks=RANKS)
     assert report.ok and report.caught == caught, str(report)

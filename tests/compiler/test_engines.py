@@ -210,8 +210,8 @@ def test_why_is_told_with_times():
     ("engines", "told"),
     [
         (
-            {"gathered": "one_shot_ll"},
-            "all_gather gathered has engine=one_shot_ll; here it can have",
+            {"gathered": "two_shot_ll"},
+            "all_gather gathered has engine=two_shot_ll; here it can have",
         ),
         ({"gathered": "sm_put"}, "engine=sm_put; here it can have ce_push, "),
         ({"product": "sm_push"}, "engines for product; collectives that kernels hide are gathered"),

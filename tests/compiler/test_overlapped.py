@@ -31,6 +31,10 @@ PLANS = {
     ),
     "ag_gemm_put": (operators.ag_gemm, {"engines": {"gathered": "ce_push"}, **WIDE}),
     "ag_gemm_push": (operators.ag_gemm, {"engines": {"gathered": "sm_push"}, **WIDE}),
+    "ag_gemm_pushers": (operators.ag_gemm, {"engines": {"gathered": "pushers"}, **WIDE}),
+    "ag_gemm_packets": (operators.ag_gemm, {
+        "engines": {"gathered": "one_shot_ll"}, "tiles": {"product": (64, 64, 128)}, "m": 64}),
+    "ag_gemm_scaled": (operators.ag_gemm_scaled, {"engines": {"gathered": "pushers"}, **WIDE}),
     "gemm_rs": (operators.gemm_rs, {"engines": {"scattered": "sm_push"}, **WIDE}),
     "gemm_rs_carried": (operators.gemm_rs, {
         "engines": {"scattered": "ce_push"}, "chunks": {"scattered": 2}, **WIDE}),

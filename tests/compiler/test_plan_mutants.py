@@ -38,9 +38,10 @@ PARAMETERS = {
     gemm_rs: {"a": Tensor("float32", ("m", K), Shard(1)), "b": Tensor("float32", (K, N), Shard(0))},
 }
 PROGRAMS = {
-    "push": (ag_gemm, {"gathered": "sm_push"}),
+    "push": (ag_gemm, {"gathered": "push"}),
+    "pushers": (ag_gemm, {"gathered": "pushers"}),
     "fetch": (ag_gemm, {"gathered": "ce_pull"}),
-    "put": (ag_gemm, {"gathered": "ce_push"}),
+    "put": (ag_gemm, {"gathered": "copy_engine_put"}),
     "gemm_rs": (gemm_rs, {"scattered": "sm_push"}),
     "carried": (gemm_rs, {"scattered": "ce_push"}),
 }
@@ -103,6 +104,7 @@ def run(placed, plan: Plan, num_ranks: int) -> None:
     "name",
     [
         "push",
+        "pushers",
         "put",
         "carried",
         *(pytest.param(one, marks=pytest.mark.slow) for one in ("fetch", "gemm_rs")),
@@ -131,6 +133,7 @@ ONE_KERNEL = "the kernel that notifies waits, too"
 RECORDINGS = "a call's last product waits for all that is copied: recordings alone need the join"
 EXPECTED = {
     "push": {"takes of ag_gemm_push": SLOTS_TAKE_TURNS},
+    "pushers": {},
     "fetch": {
         "takes of ag_gemm_stage": SLOTS_TAKE_TURNS,
         "wait(gathered_shards, stream=copy)": ONE_KERNEL,

@@ -16,19 +16,18 @@ import weft
 from weft.base.dtypes import tolerance
 from weft.base.errors import CallOrderError, ConfigError, DtypeError, ShapeError
 from weft.base.target import TARGETS
-from weft.language import triton_api
-from weft.ops._ag_gemm_config import (
+from weft.compiler.gather_schedules import (
     LIBRARY,
     LL,
     TRANSPORTS,
-    _end_us,
-    _ways_of,
+    end_us,
     own_tiles,
     programs_on,
-    tile_of,
-    turns_of,
     unfused_us,
+    ways_of,
 )
+from weft.compiler.schedules import head_of
+from weft.language import triton_api
 from weft.ops.ag_gemm import (
     Config,
     Problem,
@@ -37,9 +36,9 @@ from weft.ops.ag_gemm import (
     choose,
     make_inputs,
     op,
-    problem_of,
     reference,
 )
+from weft.plan.gathered import problem_of
 from weft.tiles import gemm_sm90
 from weft.tune import presets
 from weft.verify import compiled
@@ -62,8 +61,7 @@ AWKWARD = [
 def config_for(problem: Problem, transport: str) -> Config:
     """Small tiles, so that there are several, and some straddle ranks."""
     config = next(c for c in candidates(problem, EMU) if c.transport == transport)
-    block = 64 if transport == LL else 256
-    return replace(config, tile_m=32, tile_n=32, tile_k=32, block=block)
+    return replace(config, tile_m=32, tile_n=32, tile_k=32)
 
 
 def check(out: torch.Tensor, problem: Problem, rank: int, seed: int = 0) -> None:
@@ -126,7 +124,7 @@ def test_all_rows_alike(ranks, transport):
     def main():
         world = weft.init()
         config = replace(config_for(problem, transport), own_first=False, group_m=8)
-        assert turns_of(problem, config).head == 8
+        assert head_of(problem.m, problem.rows, config.tile_m, False) == 8
         for seed in range(2):
             mine = make_inputs(problem, world.rank, seed)
             check(op.run(world, problem, mine, config), problem, world.rank, seed)
@@ -310,10 +308,13 @@ def test_dtypes_that_do_not_fit():
         ({"transport": "ring"}, "transport='ring'; it must be one of ce_push, sm_push, ll"),
         ({"chunks": 0}, "chunks=0"),
         ({"group_m": 0}, "group_m=0"),
-        ({"block": 100}, "block=100"),
         ({"tile_m": 100}, "tile_m=100"),
-        ({"pieces": 0}, "pieces=0"),
-        ({"feeders": 132}, "feeders=132; cuda:90 has 132 SMs, of which 1 is kept free"),
+        ({"transport": "sm_push", "pushers": 0}, "pushers=0"),
+        (
+            {"transport": "sm_push", "pushers": 132},
+            "pushers=132; cuda:90 has 132 SMs, of which 1 is",
+        ),
+        ({"transport": "ll", "template": "sm90"}, "take template='plain'"),
         ({"num_stages": 6}, "bytes of shared memory"),
         ({"first_wave": 2}, "first_wave=2 for 80 tiles of own rows with template='plain'"),
         ({"first_wave": 2, "own_first": False}, "take own_first=True"),
@@ -330,18 +331,16 @@ def test_configurations_for_several_nodes(transport):
     """Whose ranks copy engines and packets do not reach."""
     problem = Problem(4096, 2560, 8192, 4, nodes=(2, 2))
     with pytest.raises(ConfigError, match=rf"transport='{transport}' on 2 nodes.*take .*'sm_push'"):
-        replace(
-            Config(), transport=transport, template="small" if transport == "ll" else "plain"
-        ).check(problem, TARGETS["cuda:90"])
+        Config(transport=transport).check(problem, TARGETS["cuda:90"])
 
 
 @pytest.mark.parametrize(("m", "most"), [(512, 4), (2048, 3), (8192, 1)])
-def test_parts_of_early_tiles_run_at_once(m, most):
+def test_programs_of_the_first_wave_run_at_once(m, most):
     """Programs that share a tile wait for each other."""
     problem, target = Problem(m, 2560, 8192, 4), TARGETS["cuda:90"]
     bases = [replace(one, first_wave=1, own_first=True) for one in candidates(problem, target)]
     ways = [replace(base, **way._asdict()) for base in bases if base.template == "sm90"
-            for way in _ways_of(base, problem, target)]  # fmt: skip
+            for way in ways_of(base, problem, target)]  # fmt: skip
     found = [one for one in ways if one.first_wave > 1]
     assert max((one.first_wave for one in found), default=1) == most
     for one in found:
@@ -384,7 +383,7 @@ def test_every_candidate_passes_its_own_check(target, shape, num_ranks):
     assert len(found) <= 8
     for config in found:
         config.check(problem, target)
-        assert config.grid(problem, target) <= target.num_sms
+        assert config.pushers <= programs_on(target)
 
 
 def test_where_nothing_fused_is_faster_nothing_is_fused():
@@ -413,7 +412,7 @@ def test_what_is_chosen_is_not_predicted_to_be_slower_than_what_is_not_fused(m, 
     target, problem = TARGETS["cuda:90"], Problem(m, *layer, 4, "bfloat16", b_is_nk=True)
     most_us = 0.98 * unfused_us(problem, is_recorded=True)
     config = choose(problem, target, is_recorded=True)
-    assert config.transport == LIBRARY or _end_us(config, problem, target) < most_us
+    assert config.transport == LIBRARY or end_us(config, problem, target) < most_us
 
 
 COMPILED = [
@@ -452,10 +451,8 @@ def test_columns_that_are_no_power_of_two(tile_n, stages, b_is_nk):
     *_, (fn, record) = op.kernels(problem, config, target)
     width = gemm_sm90.block_columns(tile_n)
     block = (width, 64) if b_is_nk else (64, width)
-    assert f"bf16{list(block)}" in record.signature["b"]
+    assert f"bf16{list(block)}" in record.signature["operand_2"]
     check_products([(fn, record)], target)
-    # The generic variant, where addresses are not TMA's.
-    assert tile_of(problem, config, False).n == gemm_sm90.wide_columns(tile_n)
     with pytest.raises(ConfigError, match=f"tile_n={tile_n}; it must be a power of two"):
         replace(config, template="plain").check(problem, target)
 

@@ -44,7 +44,7 @@ WAYS = [
 def config_for(problem: Problem, transport: str, **changes: int) -> Config:
     """Small tiles, so that there are several, in two turns."""
     config = next(c for c in candidates(problem, EMU) if c.transport == transport)
-    small = {"tile_m": 16, "tile_n": 16, "tile_k": 16, "block": 64, "split": 2}
+    small = {"tile_m": 16, "tile_n": 16, "tile_k": 16, "split": 2}
     return replace(config, **{**small, **changes})
 
 

@@ -7,15 +7,16 @@ import json
 import re
 import time
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from weft.base.target import TARGETS
+from weft.compiler import gather_schedules
 from weft.compiler.cost import products
-from weft.ops import _ag_gemm_config
-from weft.ops._ag_gemm_config import Config, _end_us, unfused_us, with_transport
-from weft.ops.ag_gemm import Problem
+from weft.compiler.gather_schedules import unfused_us, with_transport
+from weft.ops.ag_gemm import Config, Problem
 from weft.tiles import gemm_sm90
 from weft.tune.presets import LAYERS as ALL_LAYERS
 
@@ -37,7 +38,7 @@ LAYERS = {
 
 def end_us(m: int, n: int, k: int, blocking=gemm_sm90.WIDE, num_ranks=4, **changes) -> float:
     config = Config(template="sm90", **(asdict(blocking) | {"chunks": 1, "group_m": 8} | changes))
-    return _end_us(config, Problem(m, n, k, num_ranks, "bfloat16"), TARGET)
+    return gather_schedules.end_us(config, Problem(m, n, k, num_ranks, "bfloat16"), TARGET)
 
 
 def readings():
@@ -52,7 +53,9 @@ def readings():
             said = fields.groupdict("1").items()
             found = {key: int(text) for key, text in said if text.isdigit()}
             blocking = gemm_sm90.WIDE if found.pop("tile_n") == 256 else gemm_sm90.TURNS
-            found |= {"pieces": max(1, found["feeders"] // 3), "own_first": "alike" not in name}
+            pushers = max(1, found.pop("feeders") // 3) * 3
+            found |= {"pushers": pushers, "own_first": "alike" not in name}
+            found["first_wave"] = found.pop("first_wave")
             shape = (row["m"], *LAYERS[row["shape"]])
             yield end_us(*shape, blocking, transport=NEW_NAMES[fields["transport"]], **found), us
 
@@ -86,7 +89,7 @@ def every_way(problem: Problem):
     """All that the template for Hopper can do, however little it promises."""
     for transport in ("sm_push", "ce_push"):
         for cut in (gemm_sm90.WIDE, gemm_sm90.TURNS, gemm_sm90.MIDDLE):
-            plain = Config(transport=transport, template="sm90", block=8192, **asdict(cut))
+            plain = Config(transport=transport, template="sm90", **asdict(cut))
             base = with_transport(plain, problem, TARGET)
             some = {base, replace(base, group_m=8), replace(base, group_m=8, own_first=False)}
             if transport != "sm_push":
@@ -99,8 +102,8 @@ def every_way(problem: Problem):
 
 
 def can_be(config: Config, problem: Problem) -> bool:
-    early = _ag_gemm_config.own_tiles(problem, config) * config.first_wave
-    return early <= TARGET.num_sms - 1 and not _ag_gemm_config.straddles(problem, config)
+    early = gather_schedules.own_tiles(problem, config) * config.first_wave
+    return early <= TARGET.num_sms - 1 and not gather_schedules.straddles(problem, config)
 
 
 @pytest.mark.parametrize("layer", ALL_LAYERS["ag_gemm"].values(), ids=str)
@@ -109,11 +112,12 @@ def test_no_way_that_is_left_out_would_end_much_sooner(layer):
     for m in (128, 512, 997, 1024, 2048, 3988, 8192, 32768):
         for num_ranks in (2, 4, 8):
             problem = Problem(m, *layer, num_ranks, "bfloat16")
-            order = ("sm_push", "ce_push")
-            found = _ag_gemm_config._on_hopper(problem, TARGET, order)
-            assert 0 < len(found) <= _ag_gemm_config.MOST_ON_HOPPER
-            best = min(_end_us(one, problem, TARGET) for one in every_way(problem))
-            assert _end_us(found[0], problem, TARGET) <= 1.03 * best, (m, num_ranks)
+            every = gather_schedules.candidates(problem, TARGET)
+            found = [one for one in every if one.template == "sm90"]
+            assert 0 < len(found) <= gather_schedules.MOST_ON_HOPPER
+            us = partial(gather_schedules.end_us, problem=problem, target=TARGET)
+            best = min(map(us, every_way(problem)))
+            assert us(found[0]) <= 1.03 * best, (m, num_ranks)
 
 
 OPS = ("ag_gemm", "gemm_rs", "gemm_ar")

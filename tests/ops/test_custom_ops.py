@@ -160,7 +160,7 @@ def test_a_configuration_is_eager_alone(ranks):
     x = whole(16, 16, seed=1)
 
     def main(world):
-        given = Config(transport="sm_push", tile_m=16, tile_n=16, tile_k=16, feeders=2, block=64)
+        given = Config(transport="sm_push", tile_m=16, tile_n=16, tile_k=16, pushers=2)
         weight = leaf(x)
         out = ops.ag_gemm(x, weight, world=world, config=given)
         out.sum().backward()

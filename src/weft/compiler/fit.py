@@ -14,16 +14,17 @@ REGISTERS, OTHER_REGISTERS = 255, 40
 TILE_K = 64
 
 
-def check_fit(task: Task, target: Target) -> None:
-    """Raises  ConfigError: a product's tile that the target cannot hold, with what is missing"""
+def check_fit(task: Task, dtype: str, target: Target) -> None:
+    """Raises  ConfigError: a product's tile, of operands of a dtype, that the target cannot hold,
+    with what is missing"""
     if target.backend == "emu":
         return
     assert task.type is not None
     tile_m, tile_n, tile_k = (*task.tile, TILE_K)[:3]
-    message = f"{task.name}: a tile of {tile_m} x {tile_n} x {tile_k} in {task.type.dtype}"
+    message = f"{task.name}: a tile of {tile_m} x {tile_n} x {tile_k} in {dtype}"
     cut = Blocking(tile_m, tile_n, tile_k, NUM_WARPS, NUM_STAGES)
     # The result goes out through memory of its own, or where the operands lay.
-    needed = cut.shared_bytes(task.type.dtype, task.type.dtype, False, target)
+    needed = cut.shared_bytes(dtype, task.type.dtype, False, target)
     if needed > target.shared_bytes:
         raise ConfigError(
             f"{message} needs {needed} bytes of shared memory for {NUM_STAGES} stages, "

@@ -156,6 +156,12 @@ def gather_rows(x: Value, routing: Value) -> Value:
     return _record("gather_rows", x, routing)
 
 
+def matmul(x: Value, w: Value, *, dtype: str = "", scaling: str = "") -> Value:
+    """x @ w for kernels alone, libraries know none of it: rounded to another dtype; of fp8, whose
+    scales are passed beside the operands, one for each row and column or one for each block."""
+    return _record("matmul", x, w, dtype=dtype, scaling=scaling)
+
+
 def grouped_matmul(rows: Value, experts: Value, routing: Value) -> Value:
     """Each slot's row times the matrix of its expert: [slots, k], [experts, k, n] -> [slots, n].
 

@@ -197,35 +197,51 @@ def group_m(num_ranks: int, tiles_m: int) -> int:
     return max(1, ceil(tiles_m / max(1, ceil(tiles_m / most))))
 
 
+def head_of(m: int, rank_rows: int, tile_m: int, own_first: bool) -> int:
+    """Rows of tiles that are a group by themselves, of m gathered rows."""
+    num_m = ceil(m / tile_m)
+    # Where no tile is one rank's alone, none can go first, and B is read once.
+    return min(rank_rows // tile_m if own_first else 0, num_m) or max(1, num_m)
+
+
 def planned(program: Program, config: Schedule, problem: Any, target: Target) -> pipeline.Stages:
     """The plan of a traced program of one product and one collective, which runs as `config` says.
     `m` is its one open size: calls of a class of sizes get one plan."""
     nodes = problem.nodes if len(problem.nodes) > 1 else ()
-    return _planned(program, config, class_of(problem.m), problem.num_ranks, target, nodes)
+    is_far = config.transport == SM_PUSH and len(nodes) > 1
+    engine = "sm_put" if is_far else config.transport
+    chunks = config.chunks if config.transport == CE_PUSH else 0
+    return planned_by(program, config, engine, problem, target, chunks=chunks, nodes=nodes)
+
+
+def planned_by(
+    program: Program, config: Schedule, engine: str, problem: Any, target: Target, *,
+    chunks: int = 0, nodes: tuple[int, ...] = (),
+) -> pipeline.Stages:  # fmt: skip
+    """The same by an engine, in so many chunks; `nodes` as far as the plan's order follows them."""
+    m, ranks = class_of(problem.m), problem.num_ranks
+    return _planned(program, config, engine, chunks, m, ranks, target, nodes)
 
 
 @lru_cache(maxsize=256)
 def _planned(
-    program: Program, config: Schedule, m: int, num_ranks: int, target: Target,
-    nodes: tuple[int, ...],
+    program: Program, config: Schedule, engine: str, chunks: int, m: int, num_ranks: int,
+    target: Target, nodes: tuple[int, ...],
 ) -> pipeline.Stages:  # fmt: skip
     placed = pipeline.compile_program(program).tasks["place"]
     (product,) = [one.name for one in placed.tasks if one.kind in PRODUCTS]
     (collective,) = [one.name for one in placed.tasks if one.kind in ENGINES]
-    is_far = config.transport == SM_PUSH and len(nodes) > 1
-    engine = "sm_put" if is_far else config.transport
-    tile, chunks = config.tile, {CE_PUSH: config.chunks}
+    tile = config.tile
     if placed.task(product).kind == "grouped_matmul":
         # Signals say which tokens are there, not which tiles: another variant may have others.
         tile = (tile[0], gemm_sm90.wide_columns(tile[1]), tile[2])
         if placed.task(collective).kind == "all_gather":
-            engine = "feed" if config.transport == SM_PUSH else CE_PUSH
-            chunks = {SM_PUSH: config.pushers, CE_PUSH: 1}
+            is_fed = config.transport == SM_PUSH
+            engine, chunks = ("feed", config.pushers) if is_fed else (CE_PUSH, 1)
     settings = Settings(
-        tiles={product: tile},
-        engines={collective: engine},
-        chunks={collective: chunks[config.transport]} if config.transport in chunks else {},
-    )
+        tiles={product: tile}, engines={collective: engine},
+        chunks={collective: chunks} if chunks else {},
+    )  # fmt: skip
     stages = pipeline.overlap(placed, Facts({"m": m}, num_ranks, target, nodes), settings)
     kernel = stages.program.task(product).kernel
     return replace(stages, schedules={kernel: config})

@@ -80,7 +80,8 @@ def _announced(fit: _Fit) -> Iterator[tuple[str, Place]]:
     for one in kernel.of(Param):
         if one.sort == "signals" and one.name in channels:
             channel = channels[one.name]
-            holds = {channel.buffer, *channel.along} & params
+            named = (channel.buffer, *channel.along)
+            holds = {*named, *(f"{name}_ptr" for name in named)} & params
             if {*one.announces} != holds:
                 message = f"{one.name} of {kernel.name} announces {_listed(one.announces)}"
                 yield (

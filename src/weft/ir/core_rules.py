@@ -198,7 +198,8 @@ def _contents(signals: Param) -> str:
 
 
 def _counters(kernel: Kernel) -> set[str]:
-    return {one.args[0] for one in kernel.of(Hook) if one.function == "count"}
+    at = {"count": 0, "push_own": 2}
+    return {one.args[at[one.function]] for one in kernel.of(Hook) if one.function in at}
 
 
 def _parties(kernel: Kernel) -> Iterator[tuple[str, Place]]:
@@ -295,15 +296,19 @@ def _is_awaited(kernel: Kernel, hook: Hook, signals: Param, words: str) -> bool:
     """Does every program wait for these words, or for all, before the hook at its place?"""
     # What reads own rows elsewhere need not wait for them.
     may = ("", "own") if hook.function == "rows_or_own" else ("",)
+    slot = hook.slot
+    if slot == "scales":  # own ones are there before the kernel
+        slot, may = "ready", ("", "own")
     return any(
-        one.slot == hook.slot and _is_before(kernel, one, hook) and one.signals == signals.name
+        one.slot == slot and _is_before(kernel, one, hook) and one.signals == signals.name
         and one.words in (words, "all") and one.unless in may and not one.by
         for one in kernel.of(Wait)
     )  # fmt: skip
 
 
 def _unguarded(kernel: Kernel, hook: Hook, signals: Param, words: str) -> str:
-    remedy = f"wait({hook.slot}, {signals.name}, {words}, {_mapping(kernel)})"
+    slot = "ready" if hook.slot == "scales" else hook.slot
+    remedy = f"wait({slot}, {signals.name}, {words}, {_mapping(kernel)})"
     message = f", which {_named(signals.by, kernel)} writes, and does not wait for {signals.name}"
     return f"{message}: put {remedy} before it"
 
@@ -429,7 +434,7 @@ def _finished(kernel: Kernel) -> Iterator[tuple[str, Place]]:
             yield f"{message}{_named(slot.by, kernel)} waits for their credits: finish", end.place
         for hook in kernel.of(Hook) if end.slot == "done" else ():
             late = hook.function in ARRIVALS and hook.slot != "ready"
-            if late or hook.function in DEPARTURES:
+            if late or (hook.function in DEPARTURES and hook.function != "push_own"):
                 message = (
                     f"the call on {slot.name} ends at hook done, when operands have been read; "
                 )

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from weft.base.place import UNKNOWN, Place
 
 # operand: a TMA descriptor or a pointer, as the tile says; order: a function of the user's.
-# number: a float, which `by` gives. tables: several pointers, to what a router has made.
+# number: a float, or several, which `by` gives. tables: several pointers, to what a router made.
 # packets: words on the heap of which each holds data and the flag that says that it has come.
 SORTS = (
     "operand", "pointer", "signals", "slot", "world", "order", "number", "tables", "packets",
@@ -24,10 +24,11 @@ CUTS = {"whole": "static", "part": "static", "each": "static", "experts": "table
 
 # What each hook may hold beside computing, and why no more.
 HOOKS = {
-    "begin": ("credit", "notify"),  # of own rows that its first programs give to all
+    "begin": ("credit", "notify"),  # of own rows that some of its programs give to all
     "order": (),  # every role of a template asks it: it must be the same each time
     "segments": (),
     "ready": ("wait",),
+    "scales": (),  # of fp8 rows and columns: behind `ready`, by which rows come with theirs
     "combine": ("wait",),  # of other ranks' sums, when this tile's own are there
     "value": (),
     "emit": (),  # data alone: its stores may still be under way when it returns
@@ -52,6 +53,10 @@ FUNCTIONS = {
     "in_turn": ("order", ("tables", "mapping")),
     "in_turn_backwards": ("order", ("tables", "mapping")),
     "feed": ("begin", ("pointer", "pointer", "mapping")),
+    # By communication CTAs, which count the pieces of a chunk.
+    "push_own": ("begin", ("pointer", "pointer", "signals", "mapping")),
+    "scale_rows": ("scales", ("pointer", "pointer", "number")),
+    "scale_blocks": ("scales", ("pointer", "pointer", "number")),
     "rows_by_token": ("ready", ("pointer", "tables")),
     "rows_by_slot": ("ready", ("pointer",)),
     "rows_of": ("ready", ("operand",)),
@@ -101,6 +106,8 @@ FUNCTIONS = {
 # the words of the wait before it reads them.
 ARRIVALS = {
     "rows_or_own": (0, "tile"),
+    "scale_rows": (0, "tile"),
+    "scale_blocks": (0, "tile"),
     "rows_by_token": (0, "sources"),
     "add_partials": (0, "others"),
     "add_carried": (0, "chunk"),
@@ -111,6 +118,7 @@ ARRIVALS = {
 # Function -> which of its arguments it writes for others, and whom the notify behind it reaches.
 DEPARTURES = {
     "feed": (1, "each"),
+    "push_own": (1, "each"),
     "push": (0, "owner"),
     "send": (0, "owner"),
     "spread": (0, "all"),
@@ -165,7 +173,7 @@ def _is_power(extent: int) -> bool:
 # Which words of a channel: those of the tile's rows; all; the tile's, of every other rank, or its
 # chunk's. By tables: those of the ranks whose rows the tile has.
 WORDS = ("tile", "all", "others", "chunk", "sources")
-# Whom a signal reaches: whose rows the tile has; every rank; each rank, when it has been fed. When
+# Whom a signal reaches: whose rows the tile has; every rank; each rank, when it has own rows. When
 # the last tile of a chunk is stored, which is counted: this rank alone; its copy engine's stream,
 # by a token that this takes.
 TO = ("owner", "all", "each", "here", "engine")

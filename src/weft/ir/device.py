@@ -50,6 +50,7 @@ from weft.ir.device_statements import (
     Take,
     Tiles,
     Wait,
+    scales_of,
 )
 from weft.ir.legality import Violation, illegal, run
 from weft.ir.tensor import Times
@@ -59,7 +60,7 @@ __all__ = [  # the statements, their order and the rules are this page's too
     "ROLES", "RULES", "STAGES", "TEMPLATES", "Access", "After", "Buffer", "Call", "Channel",
     "Choice", "Copy", "Do", "Launch", "Moments", "Notify", "Part", "Plan", "Statement",
     "Step", "Take", "Tiles", "Times", "Wait", "accesses", "announced", "are_apart", "awaited",
-    "check", "parse", "require", "show",
+    "check", "parse", "require", "scales_of", "show",
 ]  # fmt: skip
 
 

@@ -342,10 +342,13 @@ _BY_PACKET = (("each", "all"), ("part", "owner"), ("part", "all"))
 
 def _packets(plan: Plan) -> Iterator[tuple[str, Place]]:
     announced_by = {one.buffer: (one.by, one.cuts, one.to) for one in plan.of(Channel)}
+    gathered = {do.result for launch in plan.of(Launch) for do in launch.body
+                if do.kind == "all_gather"}  # fmt: skip
     for buffer in plan.of(Buffer):
         name, is_box = buffer.name, buffer.role == "packets"
         by = announced_by.get(name, ("", "", ""))
-        if is_box != (by[0] == "packet") or (is_box and by[1:] not in _BY_PACKET):
+        known = (*_BY_PACKET, ("whole", "all")) if name in gathered else _BY_PACKET
+        if is_box != (by[0] == "packet") or (is_box and by[1:] not in known):
             message = f"{name} has role={buffer.role} and is announced by={by[0] or 'nobody'}"
             yield (
                 f"{message}: packets need both, of rows that each rank has a share of",

@@ -136,14 +136,21 @@ class Copy:
     place: Place = UNKNOWN
 
 
+def scales_of(name: str) -> str:
+    """What the buffer of a buffer's scales is called."""
+    return f"{name}_scales"
+
+
 @dataclass(frozen=True)
 class Do:
-    """One operation inside a kernel: of buffers, or of values that it has in registers."""
+    """One operation inside a kernel: of buffers, or of values that it has in registers. `scaling`
+    says that a product's operands have scales, in buffers of `scales_of` their names."""
 
     kind: str
     operands: tuple[str, ...]
     result: str
     eps: float | None = None
+    scaling: str = ""
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,8 @@ class Schedule:
 
     Units   chunks: of what travels, each with a signal of its own; engines: streams of copy engines
             that take turns with them; pushers: communication CTAs, which store rows to peers before
-            they multiply; first_wave: split-k programs for each tile of the first wave, or 1;
+            they multiply; own_first: tiles of own rows are a group by themselves, which need not
+            wait; first_wave: split-k programs for each of its tiles, in a wave of their own, or 1;
             last: turns of all programs that the order ends with, on own tiles alone
             (order.order_of); group_m: rows of tiles that share columns in L2
     """
@@ -35,6 +36,7 @@ class Schedule:
     chunks: int = 1
     engines: int = 1
     pushers: int = 0
+    own_first: bool = True
     first_wave: int = 1
 
     @property

@@ -36,8 +36,8 @@ def sizes_of(task: Any, operands: Sequence[Type]) -> tuple[Size, ...]:
 
 
 def dtype_of(task: Any, operands: Sequence[Type]) -> str:
-    """The result's dtype: that of the operands, or of tables."""
-    return TABLE if task.kind == "moe_route" else operands[0].dtype
+    """The result's dtype: that of the operands unless the task has one, or of tables."""
+    return TABLE if task.kind == "moe_route" else task.dtype or operands[0].dtype
 
 
 def _check_sorts(task: Any, operands: Sequence[Type]) -> None:

@@ -44,11 +44,15 @@ STAGES = ("traced", "placed", "fused", "tiled", "planned")
 # the rows, and back; feed: puts of the product's own first programs, before they multiply. SMs do
 # not pull: pushes were never slower.
 ENGINES = {
-    "all_gather": ("ce_pull", "ce_push", "sm_push", "sm_put", "feed"),
+    "all_gather": ("ce_pull", "ce_push", "sm_push", "sm_put", "feed", "pushers", "one_shot_ll"),
     "reduce_scatter": ("sm_push", "sm_put", "ce_push"),
     "all_reduce": ("sm_push", "sm_put", "one_shot_ll", "two_shot_ll"),
 }
 LL = ("one_shot_ll", "two_shot_ll")
+# What brings gathered rows within the product's own launch: communication CTAs, of rows that tables
+# say or of all; or packets.
+INSIDE = ("feed", "pushers", "one_shot_ll")
+SCALINGS = ("", "rows", "blocks")
 
 
 @dataclass(frozen=True)
@@ -80,7 +84,9 @@ class Need:
 @dataclass(frozen=True)
 class Task:
     """One operation. `dim` is a collective's, `eps` a norm's, `top_k` a router's; `head` counts the
-    columns of a head, `base` is that of their angles; `causal`: no token sees a later one.
+    columns of a head, `base` is that of their angles; `causal`: no token sees a later one. Of a
+    matmul `dtype` is the result's where it is not the operands', and `scaling`, of SCALINGS, says
+    that they have fp8 scales: one for each row and column, or one for each block.
 
     `kernel` is there from `fused` on: tasks of one kernel run as one; a task without is a call of a
     library. A product's tile is (rows, columns) or (rows, columns, k). From `planned` on: of a
@@ -98,6 +104,8 @@ class Task:
     head: int | None = None
     base: float | None = None
     causal: bool | None = None
+    dtype: str = ""
+    scaling: str = ""
     tile: tuple[int, ...] = ()
     needs: tuple[Need, ...] = ()
     kernel: str = ""
@@ -349,6 +357,9 @@ def _attributes(program: Program) -> Iterator[tuple[str, Place]]:
             if not is_right(given) if wanted else given is not None:
                 message = message if wanted else "none"
                 yield f"{task.kind} {task.name} has {name}={given}; it takes {message}", task.place
+        if task.scaling not in SCALINGS or (task.kind != "matmul" and task.dtype + task.scaling):
+            message = f"has dtype={task.dtype!r}, scaling={task.scaling!r}; a matmul has them, "
+            yield f"{task.kind} {task.name} {message}of {SCALINGS}", task.place
 
 
 def _typed(program: Program) -> Iterator[tuple[str, Place]]:

@@ -15,13 +15,13 @@ from weft.base import fields
 from weft.base.dtypes import FLOATS
 from weft.base.errors import ConfigError, DtypeError
 from weft.base.target import Target
+from weft.compiler import gather_schedules
+from weft.compiler.gather_schedules import CE_PUSH, LIBRARY, SM_PUSH, programs_on
 from weft.language.mapping import StaticMapping
-from weft.ops import _ag_gemm_config
-from weft.ops._ag_gemm_config import LIBRARY
-from weft.ops._ag_gemm_problem import Problem as Gathered
+from weft.plan import gathered
 from weft.tiles import blocking, gemm
 
-TRANSPORTS = ("ce_push", "sm_push", LIBRARY)
+TRANSPORTS = (CE_PUSH, SM_PUSH, LIBRARY)
 # Turns over all tiles: each but the last costs a tile's way through memory, in fp32.
 MOST_TURNS = 8
 # Rows of tiles that programs of one time share.
@@ -29,7 +29,7 @@ GROUP_M = 8
 
 
 @dataclass(frozen=True)
-class Problem(Gathered):
+class Problem(gathered.Problem):
     """m rows over all ranks; k columns of what is gathered, n of the other, on each rank.
 
     The result is [k, n], with x gathered; or [n, k] where `b_is_nk`, with y gathered: as weights
@@ -58,14 +58,13 @@ class Problem(Gathered):
 
 
 @dataclass(frozen=True)
-class Config(_ag_gemm_config.Config):
+class Config(gather_schedules.Config):
     """As ag_gemm's; tile_k are rows that are multiplied at a time.
 
-    Units   split: turns over all tiles, each with its share of the rows; chunks, pieces, feeders,
-            block: as ag_gemm's
+    Units   split: turns over all tiles, each with its share of the rows
     """
 
-    transport: str = "sm_push"
+    transport: str = SM_PUSH
     split: int = 1
 
     op: ClassVar[str] = "ag_wgrad"
@@ -85,33 +84,29 @@ class Config(_ag_gemm_config.Config):
 
     def grid(self, problem: Problem, target: Target) -> int:
         """Programs of _multiply: all of them are resident."""
-        fed = self.feeders if self.transport == "sm_push" else 0
-        room = _ag_gemm_config.programs_on(target)
-        return min(self.num_tiles(problem) * self.split + fed, room)
+        return min(self.num_tiles(problem) * self.split + self.num_pushers, programs_on(target))
 
 
 def candidates(problem: Problem, target: Target) -> Iterator[Config]:
     """Configurations worth measuring, the one to take unmeasured first."""
-    order = ("sm_push",)
-    if len(problem.nodes) <= 1 and target.num_sms > _ag_gemm_config.SPARE_SMS:
-        is_small = problem.shard_bytes <= _ag_gemm_config.PUSH_BYTES or problem.num_ranks == 1
-        order = ("sm_push", "ce_push") if is_small else ("ce_push", "sm_push")
+    order = (SM_PUSH,)
+    if len(problem.nodes) <= 1 and target.num_sms > gather_schedules.SPARE_SMS:
+        is_small = problem.shard_bytes <= gather_schedules.PUSH_BYTES or problem.num_ranks == 1
+        order = (SM_PUSH, CE_PUSH) if is_small else (CE_PUSH, SM_PUSH)
     p, q = problem.result
     rows = problem.m if target.backend == "emu" else p
     for transport in order:
         for cut in blocking.candidates(p, q, rows, problem.dtype, target):
-            block = _ag_gemm_config.block_of(problem, cut, target)
-            config = Config(transport=transport, block=block, **asdict(cut))
-            config = _ag_gemm_config.with_transport(config, problem, target)
+            config = Config(transport=transport, **asdict(cut))
+            config = gather_schedules.with_transport(config, problem, target)
             yield replace(config, group_m=GROUP_M, split=_split(config, problem, target))
-    if _ag_gemm_config.can_use_library(problem, target):
+    if gather_schedules.can_use_library(problem, target):
         yield Config(transport=LIBRARY)
 
 
 def _split(config: Config, problem: Problem, target: Target) -> int:
     """As many turns as programs would have no tile without."""
-    fed = config.feeders if config.transport == "sm_push" else 0
-    room = _ag_gemm_config.programs_on(target) - fed
+    room = programs_on(target) - config.num_pushers
     turns = room // max(1, config.num_tiles(problem))
     return max(1, min(turns, problem.num_ranks * config.chunks, MOST_TURNS))
 
@@ -132,7 +127,9 @@ def is_even(problem: Problem, config: Config) -> bool:
 
 def split_of(problem: Problem, config: Config) -> StaticMapping:
     """As ag_gemm's, in chunks of whole tile_k."""
-    split = _ag_gemm_config.split_of(problem, config)
+    split = StaticMapping.of(
+        problem.m, problem.num_ranks, chunks=config.chunks, push_rows=1, tile_rows=config.tile_m
+    )
     return split._replace(chunk_rows=ceil(split.chunk_rows / config.tile_k) * config.tile_k)
 
 

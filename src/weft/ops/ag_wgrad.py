@@ -33,16 +33,14 @@ from typing import Any, NamedTuple
 import torch
 import triton
 import triton.language as tl
-from torch.autograd.graph import increment_version
 
 import weft.language as wl
 from weft.base.card import Op, Trial, trials
 from weft.base.errors import DtypeError, ShapeError
 from weft.compiler import layouts
-from weft.language import mapping, slots
+from weft.compiler.gather_schedules import CE_PUSH, pieces_of
+from weft.language import mapping, slots, triton_api
 from weft.ops import _baselines
-from weft.ops._ag_gemm_call import Call, LibraryCall, SlotCall
-from weft.ops._ag_gemm_config import LIBRARY
 from weft.ops._ag_wgrad_config import (
     Config,
     Problem,
@@ -53,12 +51,12 @@ from weft.ops._ag_wgrad_config import (
     split_of,
     tile_of,
 )
-from weft.plan import call_cache, described, operations, problems
+from weft.plan import call_cache, described, gathered, moving, operations, problems, transfers
 from weft.plan.launches import Start
+from weft.plan.product_launches import block_of
 from weft.runtime.world import World
 from weft.tiles import blocking, fragments, gemm, swizzle
 from weft.tiles.hooks import feed
-from weft.tiles.hooks.gather import Done, give_back, variable
 
 
 def reference(problem: Problem, inputs: Sequence[Mapping[str, Any]]) -> list[torch.Tensor]:
@@ -96,7 +94,8 @@ class Share(NamedTuple):
 
 
 class Arrival(NamedTuple):
-    """Arguments of `_ready_x` and `_ready_y`; tuples last, as told at gather.Arrival."""
+    """Arguments of `_ready_x` and `_ready_y`; tuples last, no constant: Triton 3.6 would forget
+    those behind it."""
 
     own: Any
     gathered: Any
@@ -229,25 +228,64 @@ def _announce(at, part, args):
                   scope=wl.Scope.DEVICE)  # fmt: skip
 
 
+class Done(NamedTuple):
+    """Arguments of `_give_back` and `_await_open_and_give_back`: own words, of which it waits for
+    the first."""
+
+    words: Any
+    e: Any
+    program: Any
+    num_programs: Any
+    slot: Any
+    world: World
+
+
+@triton.jit
+def _give_back(args):
+    """This program has read all that it will. args: Done"""
+    # weft: equivalent-mutant drop of complete_stores: only stores of c are asynchronous, which are
+    # complete when the kernel has ended, and which no other rank reads
+    # weft: equivalent-mutant incomplete of notify: only stores of c are asynchronous, as above
+    slots.slot_finish(args.world, args.slot, args.e, args.num_programs)
+
+
 @triton.jit
 def _await_open_and_give_back(args):
     """One program first: what began the copies has read the epoch, which ends with this call.
 
-    All words are segments': programs have waited for them before they are done. args: Done, with
-    own words
+    All words are segments': programs have waited for them before they are done. args: Done
     """
     if args.program == args.num_programs - 1:
         # weft: equivalent-mutant count+1 of wait: another word of this call is set as surely
         wl.wait(args.words, args.e, world=args.world)
-    give_back(args)
+    _give_back(args)
+
+
+class Pushed(NamedTuple):
+    """What `_pushed` is given."""
+
+    words: Any
+    e: Any
+    rank: Any
+    split: Any
+    world: World
+
+
+@triton.jit
+def _pushed(to, chunk, given, launch):
+    """A chunk of own rows is on rank `to`. given: Pushed"""
+    word = given.words + given.rank * given.split.chunks + chunk
+    # weft: equivalent-mutant swap, incomplete of notify: the counter before it is for this rank's
+    # own next call, in stream order, and no store before it is asynchronous
+    wl.notify(given.world, word, given.e, to=to, op=wl.SignalOp.SET)
 
 
 @triton.jit
 def ag_wgrad_multiply(a, own, gathered, gathered_rows, whole, c, partials, summed, rows_ready, fed,
                       slot, shape, split, columns, group_m, tile, world, pieces,
-                      feeders: tl.constexpr, block: tl.constexpr, gathers_y: tl.constexpr,
+                      pushers: tl.constexpr, block: tl.constexpr, gathers_y: tl.constexpr,
                       num_turns: tl.constexpr):  # fmt: skip
-    """Feed where there are feeders, then the GEMM template with this operator's hooks.
+    """Push rows where there are communication CTAs, then multiply with this operator's hooks.
 
     `own` and `gathered_rows` are what the gathered operand is read from: descriptors, or the
     pointers `a` and `gathered` once more; its rows have so many `columns`.
@@ -255,14 +293,17 @@ def ag_wgrad_multiply(a, own, gathered, gathered_rows, whole, c, partials, summe
     rank = wl.rank(world).to(tl.int32)
     e = slots.slot_epoch(slot)
     program, num_programs = tl.program_id(0), tl.num_programs(0)
-    if feeders > 0:
-        if program < feeders:
+    if pushers > 0:
+        if program < pushers:
             slots.slot_wait_free(world, slot, e)
-            feed.push_rows(world, a, gathered, rows_ready, fed, e, rank, split, columns, 1, pieces,
-                           program, feeders, block)  # fmt: skip
+            feed.push_rows(world, a, gathered, fed, rank, split, columns, 1, pieces, program,
+                           pushers, _pushed, Pushed(rows_ready, e, rank, split, world), None,
+                           block)  # fmt: skip
     num_m, num_n = tl.cdiv(shape.m, tile.m), tl.cdiv(shape.n, tile.n)
-    count, turns = variable(world.num_ranks) * split.chunks, variable(num_turns)
-    # The last programs have the fewest tiles: those are the feeders. Three times the same: assigned
+    # Numbers that Triton may take for constants, 1 say, as such that it does not.
+    count = tl.cast(world.num_ranks, tl.int32) * split.chunks
+    turns = tl.cast(num_turns, tl.int32)
+    # The last programs have the fewest tiles: those push. Three times the same: assigned
     # to a name, a tuple's constants are values.
     gemm.gemm(
         None, shape, tile, num_m * num_turns, num_programs - 1 - program, num_programs,
@@ -276,9 +317,9 @@ def ag_wgrad_multiply(a, own, gathered, gathered_rows, whole, c, partials, summe
         combine_args=Sums(partials, summed, e, rank, turns, num_m * num_n, num_n, c, shape, world),
         announce=_announce if num_turns > 1 else None,
         announce_args=Sums(partials, summed, e, rank, turns, num_m * num_n, num_n, c, shape, world),
-        done=give_back if feeders > 0 else _await_open_and_give_back,
+        done=_give_back if pushers > 0 else _await_open_and_give_back,
         done_args=Done(
-            rows_ready + rank * split.chunks, e, count, program, num_programs, slot, world
+            rows_ready + rank * split.chunks, e, program, num_programs, slot, world
         ),
         segments=_segments, segments_args=Share(count, turns),
     )  # fmt: skip
@@ -312,46 +353,35 @@ def ag_wgrad(
         rest = {"gathered": gathered, "config": config, "out": out}
         return operations.as_operation("ag_wgrad", world, (x, y), **rest)
     call = call_cache.find_call(world, "ag_wgrad", (x, y, out), (gathered, config), _make_call)
-    if out is None:
-        out = torch.empty(call.out_shape, dtype=call.out_dtype, device=x.device)
-    else:
-        increment_version((out,))
-    rows, whole = (y, x) if gathered == "y" else (x, y)
-    world.operator_call(call.name, call.tensors)
-    if call.is_empty:
-        return out.zero_()
-    call.run(world, rows, whole, out)
-    return out
+    return call(y, x, out) if gathered == "y" else call(x, y, out)
 
 
 def _make_call(world: World, x: Any, y: Any, out: Any, gathered: str, config: Any) -> Call:
     problem = problem_of(world, x, y, gathered, out)
-    config = config or choose(problem, world.target)
-    config.check(problem, world.target)
-    kind = Unfused if config.transport == LIBRARY else Fused
-    return kind(world, problem, config)
+    return Call(world, problem, config or choose(problem, world.target), ())
 
 
-class Unfused(LibraryCall):
-    """Nothing fused: NCCL, then cuBLAS."""
+class Call(gathered.Call):
+    """As ag_gemm's; its one kernel is not the compiler's."""
 
-    def __init__(self, world: World, problem: Problem, config: Config) -> None:
-        super().__init__(world, problem, config)
-        self.out_shape = problem.result
+    def _new_runner(self, config: Any, *tensors: Any) -> Fused:
+        return Fused(self.world, self.problem, config)
 
-    def multiply(self, gathered: Any, whole: Any, out: Any) -> None:
-        left, right = (whole, gathered) if self.problem.gathers_y else (gathered, whole)
+    def _multiply(self, gathered: Any, b: Any, out: Any) -> None:
+        left, right = (b, gathered) if self.problem.gathers_y else (gathered, b)
         torch.mm(left.t(), right, out=out)
 
 
-class Fused(SlotCall):
-    """Rows travel as ag_gemm's; what multiplies them is another kernel."""
+class Fused:
+    """On a slot of the workspace, which ranks fill for each other."""
 
-    def __init__(self, world: World, problem: Problem, config: Config) -> None:
-        super().__init__(world, problem, config)
-        self.out_shape = problem.result
-        # Segments are of one rank each, so own rows are read in place.
-        self.straddles = False
+    def __init__(self, world: World, problem: Any, config: Config) -> None:
+        self.world, self.problem, self.config = world, problem, config
+        self.by_engine = config.transport == CE_PUSH
+        self.grid = (config.grid(problem, world.target), 1, 1)
+        words = world.num_ranks * config.chunks
+        self.buffers = {"gathered": ((problem.m, problem.k), getattr(torch, problem.dtype))}
+        self.signals = {"rows_ready": (words, torch.int64), "fed": (words, torch.int32)}
         self.shape, self.split = shape_of(problem), split_of(problem, config)
         self.tma = can_use_tma(problem, config, world.target)
         self.tiles = [tile_of(problem, config, tma).as_constexpr() for tma in (False, True)]
@@ -360,10 +390,56 @@ class Fused(SlotCall):
             elements = size * config.tile_m * config.tile_n
             self.buffers["partials"] = ((elements,), torch.float32)
             self.signals["summed"] = (size, torch.int64)
+        is_even = problem.k * problem.itemsize % blocking.TMA_BYTES == 0
+        self.block = block_of(config.num_warps, problem.itemsize, is_even, world.target)
+        self.replays = world.replays()
+        self._loaded: set[tuple[int, ...]] = set()
+        # What was launched with aligned addresses, to be launched again.
+        self._kernels: dict[Any, Any] = {}
 
-    def _product(
-        self, world: Any, slot: Any, a: Any, b: Any, out: Any, aligned: bool, scaling: Any
-    ) -> Start:
+    def queue(self, tensors: Mapping[str, Any], results: Sequence[Any]) -> None:
+        (rows, whole), (out,) = tensors.values(), results
+        slot = self.world.workspace("ag_wgrad", self.buffers, self.signals)
+        self.replays.run(
+            (rows.data_ptr(), whole.data_ptr(), out.data_ptr(), slot.number),
+            lambda: self.launch(slot, rows, whole, out),
+        )
+
+    def launch(self, slot: Any, rows: Any, whole: Any, out: Any) -> None:
+        world = self.world
+        alignment = tuple(one.data_ptr() % blocking.TMA_BYTES for one in (rows, whole, out))
+        is_aligned = not any(alignment)
+        product = self._product(world, slot, rows, whole, out, is_aligned)
+        if not self.by_engine:
+            self._start(product, is_aligned)
+            return
+        words = (slot.rows_ready, self.config.chunks, slot.arg, world.arg)
+        take = Start(moving.take, (1, 1, 1), words, {"num_warps": 1})
+        if alignment not in self._loaded:
+            # They wait for each other, and no binary is loaded while a kernel runs.
+            for one in (take, product):
+                world.load(one.function, *one.arguments, **one.options)
+            self._loaded.add(alignment)
+        main, copier = world.current_stream(), world.stream("copy")
+        copier.wait(main)
+        with copier:
+            self._start(take, True)
+        self._start(product, is_aligned)
+        with copier:
+            transfers.push(world, rows, slot.gathered, slot.rows_ready, self.split)
+        # weft: equivalent-mutant swap of record: whom a last word goes to waits for it
+        main.wait(copier)
+
+    def _start(self, one: Start, is_aligned: bool) -> None:
+        kernel = self._kernels.get(one.function) if is_aligned else None
+        if kernel is not None:
+            triton_api.relaunch(kernel, one.grid, *one.arguments)
+            return
+        kernel = one.run()
+        if is_aligned:
+            self._kernels[one.function] = kernel
+
+    def _product(self, world: Any, slot: Any, a: Any, b: Any, out: Any, aligned: bool) -> Start:
         """The launch that multiplies."""
         config, tma = self.config, self.tma and aligned
         own, gathered, whole, result = a, slot.gathered, b, out
@@ -379,7 +455,7 @@ class Fused(SlotCall):
         arguments = (
             a, own, slot.gathered, gathered, whole, result, *sums, slot.rows_ready, slot.fed,
             slot.arg, self.shape, self.split, self.problem.k, config.group_m, self.tiles[tma],
-            world.arg, config.pieces, 0 if self.by_engine else config.feeders, config.block,
+            world.arg, pieces_of(self.problem, config), config.num_pushers, self.block,
             self.problem.gathers_y, config.split,
         )  # fmt: skip
         options = {"num_warps": config.num_warps, "num_stages": config.num_stages}
@@ -476,7 +552,7 @@ op = Op(
     kernels=described.kernels_of(run, make_inputs, candidates),
     default_shape={"m": 256, "n": 256, "k": 256},
     smallest={"m": 16, "n": 16, "k": 16},
-    smallest_config={"feeders": 1, "pieces": 2, "chunks": 1},
+    smallest_config={"pushers": 1, "chunks": 1},
     trials=TRIALS,
     awkward_shapes=(
         (4, {"m": 388, "n": 96, "k": 64}),

@@ -80,10 +80,10 @@ def shape_of(sized: Any) -> gemm.Shape:
     return gemm.Shape(sized.m, sized.n, sized.k, sized.k, stride_b, sized.n)
 
 
-def can_use_tma(sized: Any, itemsize: int, target: Target) -> bool:
+def can_use_tma(sized: Any, itemsize: int, target: Target, out_itemsize: int = 0) -> bool:
     """Do the rows of A, B and C begin where TMA can read them?"""
-    rows = (sized.k, sized.k if sized.b_is_nk else sized.n, sized.n)
-    return blocking.can_use_tma(target, [row * itemsize for row in rows])
+    rows = [sized.k * itemsize, (sized.k if sized.b_is_nk else sized.n) * itemsize]
+    return blocking.can_use_tma(target, [*rows, sized.n * (out_itemsize or itemsize)])
 
 
 def is_for_hopper(itemsize: int, nodes: tuple[int, ...], target: Target) -> bool:
@@ -92,9 +92,9 @@ def is_for_hopper(itemsize: int, nodes: tuple[int, ...], target: Target) -> bool
     return is_hopper and itemsize == 2 and len(nodes) <= 1
 
 
-def chunk_of(tile_m: int, tile_n: int) -> tuple[int, int]:
+def chunk_of(tile_m: int, tile_n: int, itemsize: int = 2) -> tuple[int, int]:
     """Rows and columns of the result that the template for Hopper stores at once."""
-    return gemm_sm90.chunk_of(tile_m, tile_n)
+    return gemm_sm90.chunk_of(tile_m, tile_n, itemsize)
 
 
 def block_of_b(tile_n: int, tile_k: int, b_is_nk: bool, is_sm90: bool) -> tuple[int, int]:

@@ -50,6 +50,8 @@ class Memory:
         self._packets = {name: array for one in launches.values()
                          for name, array in one.packets.items()}  # fmt: skip
         self._is_credited = any(getattr(step, "takes", False) for step in self.plan.steps)
+        # Halves of boxes take turns; and whoever waits for credits waits for those of every call.
+        self._num_slots = 1 if self._packets and not self._is_credited else None
         self._asked: tuple[str, dict[str, Any], dict[str, Any]] = self._request()
 
     def _place_words(self, channel: Channel) -> None:
@@ -82,9 +84,7 @@ class Memory:
 
     def take_slot(self, take: Callable[..., Any] | None = None) -> Any:
         """The next one. `take` without a turn: the world's `reserve`."""
-        # Halves of boxes take turns; and whoever waits for credits waits for those of every call.
-        num_slots = 1 if self._packets and not self._is_credited else None
-        return (take or self.world.workspace)(*self._asked, num_slots=num_slots)
+        return (take or self.world.workspace)(*self._asked, num_slots=self._num_slots)
 
     def goes_with(self, other: Memory) -> None:
         """Slots hold what the other plan's calls need too, which are of the same problem: so they

@@ -14,14 +14,26 @@ from weft.compiler import layouts, schedules
 from weft.compiler.lower import compose, kernels, signature, source
 from weft.compiler.passes import swizzle
 from weft.ir import core
-from weft.ir.device import Launch
+from weft.ir.device import Launch, scales_of
 from weft.ir.schedule import Schedule
-from weft.plan import launches
+from weft.plan import launches, scales
 from weft.plan.launches import KernelLaunch, Start
 from weft.plan.sizes import SizedPlan
 from weft.tiles import blocking, gemm, gemm_sm90, tile_scheduler
+from weft.tiles.hooks import whole
 
 PLAIN_WARPS, PLAIN_STAGES = 8, 3
+# Communication CTAs for which nobody says how many; and what one moves at a time on the emulator,
+# so that several share the work, as on a GPU.
+PUSHERS, EMULATED_BLOCK = 20, 1024
+
+
+def block_of(num_warps: int, itemsize: int, is_even: bool, target: Any) -> int:
+    """Elements that a program moves at a time, of rows that are even in 16 bytes or not: as many
+    loads under way as registers hold, 128 bytes of a thread, or 16 elements alone."""
+    if target.backend == "emu":
+        return EMULATED_BLOCK
+    return 32 * num_warps * (128 // itemsize if is_even else 16)
 
 
 class Product(KernelLaunch):
@@ -32,13 +44,16 @@ class Product(KernelLaunch):
         orders: Mapping[str, Any] | None = None, schedule: Schedule | None = None,
     ) -> None:  # fmt: skip
         self.launch, self.world, self.tile = launch, plan.world, launch.tile
-        left, right = launch.body[0].operands
-        self.left, self.right = left, right
+        product = next(one for one in launch.body if one.kind == "matmul")
+        left, right = product.operands
+        self.left, self.right, self.scaling = left, right, product.scaling
         (self.m, self.k), self.n = plan.shape(left), plan.shape(right)[1]
         # An input may lie otherwise than what kernels store, and padded.
         lies = layouts.rows_of(tensors[right]) if right in tensors else None
         self.b_is_nk, self.stride_b = lies or layouts.Rows(False, self.n)
-        self.itemsize = getattr(torch, plan.buffers[launch.writes[0]].dtype).itemsize
+        self.itemsize, out_itemsize = (
+            getattr(torch, plan.buffers[name].dtype).itemsize for name in (left, launch.writes[0])
+        )
         # The generic variant has a power of two of columns.
         self.plain_tile = (self.tile[0], gemm_sm90.wide_columns(self.tile[1]), self.tile[2])
         (mapping,) = kernel.of(core.Mapping)
@@ -48,8 +63,11 @@ class Product(KernelLaunch):
                   if plan.channels[one].to == "engine"]  # fmt: skip
         self.chunks = plan.chunks_of(tokens[0]) if tokens else 0
         target, extents = plan.world.target, max(self.plain_tile)
-        can_use_tma = launches.can_use_tma(self, self.itemsize, target)
+        can_use_tma = launches.can_use_tma(self, self.itemsize, target, out_itemsize)
         self.tma = can_use_tma and extents <= blocking.TMA_EXTENT
+        # The chunks of own rows that its communication CTAs store on each rank, if it has any.
+        self.pushed = sum(plan.channels[name].chunks for name in launch.announces
+                          if left in launch.pushes)  # fmt: skip
         self.schedule = one = schedule or self._usual(plan.nodes)
         self.tma, self.is_sm90 = self.tma and one.tma, one.template == "sm90"
         if not (self.is_sm90 or self.is_whole or self.tile == self.plain_tile):
@@ -86,11 +104,12 @@ class Product(KernelLaunch):
             # Programs of one turn are in one part's tiles where engines carry them.
             sharing = 1 if self.chunks else ranks
             group_m = schedules.group_m(sharing, ceil(self._rank_rows / tile_m))
+        pushers = min(PUSHERS, target.num_sms - self.launch.spare) if self.pushed else 0
         cut = (tile_m, tile_n, tile_k, group_m)
         if is_sm90:
             stages = gemm_sm90.most_stages(*self.tile, target)
-            return Schedule("", "sm90", last, *cut, gemm_sm90.NUM_WARPS, stages)
-        return Schedule("", "plain", last, *cut, PLAIN_WARPS, PLAIN_STAGES)
+            return Schedule("", "sm90", last, *cut, gemm_sm90.NUM_WARPS, stages, pushers=pushers)
+        return Schedule("", "plain", last, *cut, PLAIN_WARPS, PLAIN_STAGES, pushers=pushers)
 
     def _set_grid(self, target: Any) -> None:
         """Programs, and what the kernel is told of how rows are cut."""
@@ -99,15 +118,21 @@ class Product(KernelLaunch):
         tiles_m = ceil(self._rank_rows / tile_m)
         rows_of_tiles = ceil(self.m / tile_m) if self.is_whole else ranks * tiles_m
         tiles = rows_of_tiles * ceil(self.n / tile_n)
-        grid = programs if self.is_sm90 else max(1, min(tiles, programs))
+        name, one = self.launch.kernel, self.schedule
+        pushers = min(one.pushers, programs) if self.pushed else 0
+        grid = programs if self.is_sm90 else max(1, min(tiles + pushers, programs))
         self.grid = (grid, 1, 1)
         if self.is_sm90:
-            name, elements = (
-                self.launch.kernel,
-                tile_scheduler.partial_elements(tile_m, tile_n, grid),
-            )
+            elements = tile_scheduler.partial_elements(tile_m, tile_n, grid, one.first_wave)
             self.buffers = {f"{name}_sums": ((elements,), torch.float32)}
-            self.signals = {f"{name}_summed": (tile_scheduler.partial_words(grid), torch.int64)}
+            words = tile_scheduler.partial_words(grid, one.first_wave)
+            self.signals = {f"{name}_summed": (words, torch.int64)}
+        if self.pushed:
+            self.signals = {**self.signals, self._fed: (ranks * self.pushed, torch.int32)}
+        self.turns = whole.Turns(
+            one.group_m, schedules.head_of(self.m, self._rank_rows, tile_m, one.own_first),
+            one.first_wave, pushers, ceil(pushers / max(1, (ranks - 1) * self.pushed)),
+        ) if self.is_whole else None  # fmt: skip
         self.parts = launches.parts_of(
             self, self._rank_rows, ranks, (tile_m, tile_n), self.is_sm90, grid, self.schedule.last,
             self.schedule.group_m, max(1, self.chunks),
@@ -123,17 +148,19 @@ class Product(KernelLaunch):
         # Of one rank's weight alone: the protocol between ranks must not depend on it.
         aligned = aligned and self.stride_b * self.itemsize % blocking.TMA_BYTES == 0
         is_sm90, tma = self.is_sm90 and aligned, self.tma and aligned
+        given = {**words, **self._of_slot(slot, bound)}
         arguments = [
-            words[one.name] if one.sort == "signals" else self._tensor(one, bound, is_sm90, tma)
+            given[one.name] if one.name in given else self._tensor(one, bound, is_sm90, tma)
             for one in self.kernel.of(core.Param)
             if one.sort not in ("slot", "world", "order")
         ]
-        cut = (split, self.schedule.group_m) if self.is_whole else (self.parts, None)
+        cut = (split if self.is_whole else self.parts, self.turns)
+        block = self._block()
         name, extents = self.launch.kernel, self.tile
         if is_sm90:
             stages = self.schedule.num_stages
             sums = (getattr(slot, f"{name}_sums"), getattr(slot, f"{name}_summed"))
-            rest = (self.world.arg, *extents, stages, self.b_is_nk)
+            rest = (self.world.arg, *extents, stages, self.b_is_nk, block)
             first = self.variants.arranged(arguments, self._peers(bound))
             given = (*first, *sums, slot.arg, shape, *cut, *rest)
             return Start(
@@ -142,12 +169,34 @@ class Product(KernelLaunch):
         tile = gemm.Tile.of(*self.plain_tile, size_k=self.k, b_is_nk=self.b_is_nk, tma=tma)
         tile = tile.as_constexpr()
         first = self.variants.arranged(arguments)
-        given = (*first, slot.arg, shape, *cut, tile, self.world.arg)
+        given = (*first, slot.arg, shape, *cut, tile, self.world.arg, block)
         warps, stages = self.schedule.num_warps, self.schedule.num_stages
         if self.is_sm90:  # where addresses are not TMA's
             warps, stages = PLAIN_WARPS, PLAIN_STAGES
         options = {"num_warps": warps, "num_stages": stages}
         return Start(self.variants.plain, self.grid, given, options)
+
+    @property
+    def _fed(self) -> str:
+        """Of the slot, how many pieces of a chunk communication CTAs have stored for a rank."""
+        return f"{self.launch.kernel}_fed"
+
+    def _of_slot(self, slot: Any, bound: Mapping[str, torch.Tensor]) -> dict[str, Any]:
+        """What the kernel is given beside the plan's buffers and channels, by its parameters."""
+        found: dict[str, Any] = {}
+        if self.pushed:
+            found[f"{self.left}_fed"] = getattr(slot, self._fed)
+        if self.scaling:
+            theirs, of_right = (bound[scales_of(name)] for name in (self.left, self.right))
+            found["apart"] = scales.apart_of(theirs, of_right, self.scaling)
+        return found
+
+    def _block(self) -> int:
+        """Elements that a communication CTA moves at a time."""
+        if self.is_sm90 or not self.pushed:
+            return signature.PUSHED  # by four warps, whichever variant it is
+        is_even = self.k * self.itemsize % blocking.TMA_BYTES == 0
+        return block_of(self.schedule.num_warps, self.itemsize, is_even, self.world.target)
 
     def _peers(self, bound: Mapping[str, torch.Tensor]) -> list:
         """Descriptors of what tiles are sent to, on each peer by hop."""
@@ -186,7 +235,8 @@ class Product(KernelLaunch):
             tensor = tensor.view(-1, tensor.shape[-1])
         if not is_result:
             return describe(tensor, (tile_m, tile_k))
-        return describe(tensor, launches.chunk_of(tile_m, tile_n) if is_sm90 else (tile_m, tile_n))
+        chunk = launches.chunk_of(tile_m, tile_n, self.itemsize) if is_sm90 else (tile_m, tile_n)
+        return describe(tensor, chunk)
 
     def _spares(self, is_result: bool) -> tuple[str, ...]:
         """Buffers as wide as an operand that may have no rows here."""

@@ -8,8 +8,9 @@ between the steps stays with the runner.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
+from operator import methodcaller
 from typing import Any
 
 import torch
@@ -29,12 +30,14 @@ from weft.plan.memory import Memory
 from weft.plan.product_launches import Product
 from weft.plan.row_launches import SummedRows
 from weft.plan.sizes import SizedPlan
-from weft.plan.small_launches import SmallProduct
+from weft.plan.small_launches import GatheredProduct, SmallProduct
 from weft.plan.starts import Starts
 from weft.plan.streams import Beside, recordings, refuse_recording, run_beside
 from weft.plan.table_launches import GroupedProduct
 from weft.plan.transfers import Transfers
 from weft.tiles.hooks.table import Tables
+
+_ADDRESS_OF = methodcaller("data_ptr")
 
 
 def run_plan(
@@ -153,10 +156,10 @@ class PlanRunner:
             self.world.operator_call(self._name(tensors))
         except CallOrderError as error:
             raise CallOrderError(error.message, place=self.plan.place) from error
-        return self.queue(tensors, self.memory.results())
+        return self.queue(tensors, tuple(self.memory.results()))
 
     def queue(
-        self, tensors: Mapping[str, torch.Tensor], results: Sequence[torch.Tensor]
+        self, tensors: Mapping[str, torch.Tensor], results: tuple[torch.Tensor, ...]
     ) -> tuple[torch.Tensor, ...]:
         """Queue the call, of which all ranks have been told, into `results`, which it returns: or
         what libraries gave instead of them.
@@ -167,35 +170,38 @@ class PlanRunner:
             return alongside.queue(alongside._laid_out(tensors), results)
         if self._is_empty:
             return tuple(one.zero_() for one in results)
-        places = [one.data_ptr() for one in self._read(tensors, results)]
+        # Every microsecond from here to the replay is one of a call's ten.
+        places = [*map(_ADDRESS_OF, self._read(tensors, results))]
         if self._needs_aligned and any(place % 16 for place in places):
             return self._queue_copies(tensors, results)
-        slot, local = self.memory.take_slot(), self.memory.local()
+        slot = self.memory.take_slot()
+        local = self.memory.local()
         own = (slot.number, 0 if local is None else local.data_ptr())
         key = (own, *places)
-        bound: dict[str, torch.Tensor] = {}
-
-        def queue(steps: Sequence[device.Step]) -> None:
-            """Buffers are bound where launches are not replayed."""
-            if not bound:
-                bound.update(self.memory.bind(tensors, results, slot))
-                self._load(tensors, results, bound, slot)
-            self._queue_all(steps, bound, slot)
-
         if self.recordings is None:
             self._here.kept.clear()
-            queue(self.plan.steps)
+            bound = self._queue_steps(self.plan.steps, tensors, results, slot)
             return tuple(bound[name] for name in self.plan.results)
         together, apart = self.recordings
         if not apart:
-            self._replays.run(key, lambda: queue(together))
-            return tuple(results)
+            self._replays.run(key, lambda: self._queue_steps(together, tensors, results, slot))
+            return results
         beside = self._beside(apart, tensors, results, slot, own)
         self._replays.run(
-            key, lambda: queue(together),
+            key, lambda: self._queue_steps(together, tensors, results, slot),
             lambda: run_beside(self.world, self._replays, beside, self.world.current_stream()),
         )  # fmt: skip
-        return tuple(results)
+        return results
+
+    def _queue_steps(
+        self, steps: Sequence[device.Step], tensors: Mapping[str, torch.Tensor],
+        results: tuple[torch.Tensor, ...], slot: Any,
+    ) -> dict[str, torch.Tensor]:  # fmt: skip
+        """Every buffer, bound where launches are not replayed."""
+        bound = self.memory.bind(tensors, results, slot)
+        self._load(tensors, results, bound, slot)
+        self._queue_all(steps, bound, slot)
+        return bound
 
     def _beside(
         self, apart: Mapping[str, Sequence[device.Step]], tensors: Mapping[str, torch.Tensor],
@@ -254,7 +260,7 @@ class PlanRunner:
             ).copy_(one)
             for name, one in tensors.items()
         }
-        made = self.queue(copies, [torch.empty_like(one) for one in results])
+        made = self.queue(copies, tuple(torch.empty_like(one) for one in results))
         return tuple(one.copy_(copy) for one, copy in zip(results, made, strict=True))
 
     def prepare(self, tensors: Mapping[str, Any], is_first: bool) -> None:
@@ -302,7 +308,7 @@ class PlanRunner:
             return main if name == "main" else self.world.stream(name)
 
         met: dict[str, str] = {}  # by stream, the channel on which it met the others last
-        for step in steps:
+        for step in _copies_late(steps):
             if isinstance(step, After):
                 stream(step.stream).wait(stream(step.other))
             elif step.stream == "main":
@@ -352,6 +358,22 @@ class PlanRunner:
             self._launched[key] = start.run()
 
 
+def _copies_late(steps: Sequence[device.Step]) -> Iterator[device.Step]:
+    """Copies behind what other streams launch before they wait for them: queueing copies takes the
+    host a while, in which own tiles are multiplied."""
+    late: list[device.Step] = []
+    for step in steps:
+        streams = (step.stream, step.other) if isinstance(step, After) else (step.stream,)
+        if any(one.stream in streams for one in late):
+            yield from late
+            late = []
+        if isinstance(step, Copy):
+            late.append(step)
+        else:
+            yield step
+    yield from late
+
+
 def _launches(
     sized: SizedPlan, tensors: Mapping[str, Any], orders: Mapping[str, Any] | None,
     schedules: Mapping[str, Schedule],
@@ -360,8 +382,8 @@ def _launches(
     lowered, found = kernels.lower(sized.plan), {}
     for launch in sized.plan.of(Launch):
         if launch.template == "small":
-            schedule = schedules.get(launch.kernel)
-            found[launch.kernel] = SmallProduct(sized, launch, tensors, schedule)
+            kind = GatheredProduct if launch.body[0].kind == "all_gather" else SmallProduct
+            found[launch.kernel] = kind(sized, launch, tensors, schedules.get(launch.kernel))
         if (kernel := lowered.get(launch.kernel)) is None:
             continue
         if launch.template == "rows":

@@ -12,7 +12,7 @@ from weft.base.errors import UnsupportedError
 from weft.compiler.lower import kernels
 from weft.ir.device import Channel, Copy, Launch, Notify, Take
 from weft.language.mapping import StaticMapping
-from weft.plan import moving
+from weft.plan import moving, scales
 from weft.plan.launches import KernelLaunch, Start
 from weft.plan.memory import Memory
 from weft.plan.sizes import SizedPlan
@@ -20,6 +20,7 @@ from weft.plan.sizes import SizedPlan
 # Elements that a program moves at once, and rows' bytes that a program stages at least.
 BLOCK, STAGE_BYTES = 8192, 1 << 18
 WARPS = 8
+MOVES = ("stage", "edges", "all_gather", "push_scales")
 
 Tensors = Mapping[str, torch.Tensor]
 
@@ -119,7 +120,7 @@ class Starts:
     def _moving(self, step: Launch, bound: Tensors, slot: Any) -> Start:
         """Own rows, to the own slot or to every rank's."""
         kind = step.body[0].kind if step.body else ""
-        if step.template != "move" or kind not in ("stage", "edges", "all_gather"):
+        if step.template != "move" or kind not in MOVES:
             raise UnsupportedError(
                 f"{step.kernel}: no kernel is known for {kind} with template={step.template}; run "
                 "the program with lowering='unfused'",
@@ -131,6 +132,8 @@ class Starts:
         split = StaticMapping.of(
             self.sized.shape(target)[0], self.world.num_ranks, chunks=1, push_rows=1, tile_rows=1
         )
+        if kind == "push_scales":
+            return scales.pushed(bound[name], bound[target], split, step.takes, slot, self.world)
         given: tuple = (bound[name], bound[target])
         num_bytes = self.sized.shape(name, rank=0)[0] * columns * bound[name].element_size()
         function, programs = moving.stage, max(1, ceil(num_bytes / STAGE_BYTES))

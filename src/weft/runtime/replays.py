@@ -65,7 +65,7 @@ class Replays:
         weakref.finalize(self, self._of_all.forget, self._number).atexit = False
 
     def run(
-        self, key: Hashable, launch: Callable[[], None], behind: Callable[[], None] = _nothing
+        self, key: Hashable, launch: Callable[[], object], behind: Callable[[], None] = _nothing
     ) -> None:
         """Queue on the current stream what `launch` queues; for one key that is always the same.
 

@@ -38,6 +38,7 @@ MOMENTS = {
     "first": (),  # -> this program's place among all of them
     "order": ("i", "num_m", "num_n"),
     "ready": ("at", "segment", "tile"),
+    "scales": ("at", "tile"),
     "combine": ("at", "cells", "value"),
     "emit": ("at", "cells", "fragment"),
     "announce": ("at", "part"),
@@ -55,7 +56,7 @@ MOMENTS_OF_ROWS = MOMENTS | {
 
 
 # What a function hands to the calls that it makes itself, before all that it was given.
-HANDED = {"fed": ("to",)}
+HANDED = {"fed": ("to",), "pushed": ("to", "chunk")}
 
 
 # As they come in a kernel.
@@ -70,7 +71,7 @@ class Launch(NamedTuple):
     e: Any
     program: Any
     num_programs: Any
-    group_m: Any
+    turns: Any
     operands: Any
     arrays: Any
     described: Any
@@ -78,11 +79,13 @@ class Launch(NamedTuple):
     mapping: Any
     slot: Any
     world: Any
+    block: Any  # elements that a communication CTA moves at a time, a constant
 
 
 # All names of parameters that are no argument of a call itself.
 GIVEN = {
     *Launch._fields, "launch", "args", "given", "num_ranks", "value", "own", "other", "last",
+    "pusher",
     *HANDED, *(name for names in HANDED.values() for name in names),
     *(name for of in (MOMENTS, MOMENTS_OF_ROWS) for names in of.values() for name in names),
 }  # fmt: skip
@@ -245,7 +248,8 @@ class Operand(api.Traced):
 
 class Hooks:
     """A kernel's hooks: a chain for each moment, or None; where the GEMM templates find their
-    operands `a`, `b` and `c`; `late` and `by_index` are the sm90 template's. `called` is what the
+    operands `a`, `b` and `c`; `late` and `by_index` are the sm90 template's, `per_block` says that
+    scales are of blocks. `called` is what the
     kernel's arguments are called in reports.
 
     A constant of compilation, which is made once for each kernel: two are never equal.
@@ -253,15 +257,17 @@ class Hooks:
 
     def __init__(
         self, name: str, chains: Mapping[str, Chain], operands: Sequence[Operand] = (), *,
-        late: bool = False, by_index: bool = False, called: Mapping[str, str] | None = None,
+        late: bool = False, by_index: bool = False, per_block: bool = False,
+        called: Mapping[str, str] | None = None,
     ) -> None:  # fmt: skip
         self.__name__ = self.name = name
         self.chains, self.operands = chains, operands
-        self.late, self.by_index, self.called = late, by_index, called or {}
+        self.late, self.by_index, self.per_block = late, by_index, per_block
+        self.called = called or {}
         for moment in MOMENTS_OF_ROWS:
             setattr(self, moment, chains.get(moment))
         self.a, self.b, self.c = operands or (None,) * 3
-        told = [repr(one) for one in (name, *operands, late, by_index)]
+        told = [repr(one) for one in (name, *operands, late, by_index, per_block)]
         keys = [f"{moment} {one.cache_key}" for moment, one in chains.items()]
         self.cache_key = hashlib.sha256("\n".join((*told, *keys)).encode()).hexdigest()
 
@@ -285,7 +291,8 @@ class Hooks:
         _, form = api.taken_apart(launch)
         chains = {moment: one.within(form) for moment, one in self.chains.items()}
         operands = [one.within(form) for one in self.operands]
-        return Hooks(self.name, chains, operands, late=self.late, by_index=self.by_index)
+        return Hooks(self.name, chains, operands, late=self.late, by_index=self.by_index,
+                     per_block=self.per_block)  # fmt: skip
 
     within.__triton_builtin__ = True
 

@@ -1,9 +1,16 @@
-"""The GEMM template for rows that arrive from all ranks: C = all_gather(A over rows) @ B.
+"""The product for small m of rows that all ranks have, in one launch: LL packets bring the rows.
 
-Communication CTAs of the launch push own rows first, where no copy engine brings them; then all
-programs multiply: tiles of own rows first, read in place, then those of rank + 1, + 2, ... as they
-arrive. `own` and `gathered_rows` are what tiles are read from: descriptors, or the pointers `a` and
-`gathered` once more. `scaling` is a weft.tiles.hooks.scales.Scaling, or None.
+    each program   sends its piece of the own rows to all ranks as packets, and waits for the same
+                   piece of theirs (packets.py); leaves all of them in `gathered`, says so
+                   waits until all programs here have; multiplies its share (gemm_small.py)
+
+No slot and no credit: boxes of packets are free by the exchange's own rule, and all else is this
+rank's alone, whose calls come one after the other.
+
+Signals
+    words      [programs, 2, ranks, block]  packets; flagged with their program's step
+    unpacked   local: counts programs whose piece is in `gathered`, call after call: full at
+               calls * programs. `calls` is kept by each program for itself
 """
 
 from __future__ import annotations
@@ -12,92 +19,53 @@ from typing import Any, NamedTuple
 
 import triton
 import triton.language as tl
-from triton.experimental import gluon
-from triton.experimental.gluon import language as gl
 
 import weft.language as wl
-from weft.language import slots
-from weft.tiles import gemm, gemm_sm90, swizzle
-from weft.tiles.hooks import feed, gather
-from weft.tiles.hooks.scales import scaled_args
+from weft.tiles import exchange, gemm, gemm_small, mailboxes, move, packets
 
 
-class Turns(NamedTuple):
-    """In which order tiles are multiplied: `group_m` rows of tiles share columns; the first `head`
-    rows of tiles are a group by themselves."""
+class Unpacked(NamedTuple):
+    """Arguments of `_ready`; tuples last, no constant: Triton 3.6 would forget those behind it."""
 
-    group_m: Any
-    head: Any
+    rows: Any
+    m: Any
+    unpacked: Any
+    full: Any
+    world: Any
 
 
 @triton.jit
-def ag_gemm_multiply(a, own, gathered, gathered_rows, b, c, scaling, rows_ready, fed, slot, shape,
-                     split, turns, tile, world, pieces, feeders: tl.constexpr, block: tl.constexpr,
-                     per_block: tl.constexpr):  # fmt: skip
-    """On any target."""
-    rank = wl.rank(world).to(tl.int32)
-    e = slots.slot_epoch(slot)
+def _ready(at, segment, tile, args):
+    """Every program here has left its piece. args: Unpacked"""
+    # Pairs with gathered_gemm's notify.
+    wl.wait(args.unpacked, args.full, scope=wl.Scope.DEVICE, world=args.world)
+    return gemm.Rows(source=args.rows, first=at.i_m * tile.m, end=args.m)
+
+
+@triton.jit
+def gathered_gemm(a, gathered, rows, b, c, words, steps, calls, unpacked, sums, come, shape, shards,
+                 tile, world, width: tl.constexpr, sources: tl.constexpr,
+                 block: tl.constexpr):  # fmt: skip
+    """`rows` and `b` are what is multiplied: descriptors, or pointers. `shards` cut the gathered
+    bytes."""
     program, num_programs = tl.program_id(0), tl.num_programs(0)
-    if feeders > 0:
-        if program < feeders:
-            slots.slot_wait_free(world, slot, e)
-            feed.push_rows(world, a, gathered, rows_ready, fed, e, rank, split, shape.k, tile.m,
-                           pieces, program, feeders, block)  # fmt: skip
-    start = gather.first_row(rank, split, tile.m)
-    words = split.chunks * gather.variable(world.num_ranks)
-    if scaling is None:
-        scales_args = None
-    else:
-        scales_args = scaled_args(scaling, shape)
-    # The last programs have the fewest tiles: those are the feeders.
-    gemm.gemm(
-        b, shape, tile, tl.cdiv(shape.m, tile.m), num_programs - 1 - program, num_programs,
-        swizzle.rotated, (turns.group_m, start, turns.head),
-        gather.rows_or_own, gather.Arrival(own, gathered_rows, rows_ready, e, rank, split, world),
+    call = tl.load(calls + program) + 1
+    shards = move.rounded(shards, 1)
+    own = move.size_of(shards, wl.rank(world))
+    # weft: equivalent-mutant peer+1 of at: every rank gets the same packets, in another order
+    packets.exchange(
+        world, mailboxes.PacketBoxes(steps, words), packets.tiles_of(shards.shard, block),
+        packets.part_of_all, exchange.Whole(a, own),
+        packets.gather, exchange.Gathered(a, gathered, shards), width, sources, block,
+    )  # fmt: skip
+    # weft: equivalent-mutant swap, incomplete of notify: what comes last before it is this
+    # program's own count of steps, and no store is asynchronous
+    wl.notify(world, unpacked, 1, to=wl.rank(world), op=wl.SignalOp.ADD, scope=wl.Scope.DEVICE)
+    m = tl.cast(shape.m, tl.int32)
+    # weft: allow grid-residency: a launch has no more than `most_resident` programs
+    gemm_small.gemm_small(
+        b, shape, tile, gemm_small.Partials(sums, come), program, num_programs,
+        _ready, Unpacked(rows, m, unpacked, call * num_programs, world),
         gemm.emit_store, gemm.Stored(c, shape),
-        done=gather.give_back if feeders > 0 else gather.await_words_and_give_back,
-        done_args=gather.Done(rows_ready, e, words, program, num_programs, slot, world),
-        scales=None if scaling is None else gemm.scales_of, scales_args=scales_args,
-        per_block=per_block,
     )  # fmt: skip
-
-
-@gluon.jit
-def ag_gemm_multiply_sm90(a, own, gathered, gathered_rows, b, c, scaling, rows_ready, fed, partials,
-                          summed, slot, shape, split, turns, world, feeders, pieces, first_wave,
-                          by_engine: gl.constexpr, block: gl.constexpr, tile_m: gl.constexpr,
-                          tile_n: gl.constexpr, tile_k: gl.constexpr, stages: gl.constexpr,
-                          b_is_nk: gl.constexpr, per_block: gl.constexpr):  # fmt: skip
-    """On Hopper, with the same hooks; operands are descriptors."""
-    rank = wl.rank(world).to(gl.int32)
-    e = slots.slot_epoch(slot)
-    program, num_programs = gl.program_id(0), gl.num_programs(0)
-    if not by_engine:
-        # The last programs have the fewest tiles, and those that are needed last.
-        if num_programs - 1 - program < feeders:
-            slots.slot_wait_free(world, slot, e)
-            feed.push_rows(world, a, gathered, rows_ready, fed, e, rank, split, shape.k, tile_m,
-                           pieces, num_programs - 1 - program, feeders, block)  # fmt: skip
-    start = gather.first_row(rank, split, tile_m)
-    order: gl.constexpr = swizzle.rotated
-    ready: gl.constexpr = gather.rows_or_own
-    scales: gl.constexpr = None if scaling is None else gemm.scales_of
-    if scaling is None:
-        scales_args = None
-    else:
-        scales_args = scaled_args(scaling, shape)
-    emit: gl.constexpr = gemm.emit_store
-    done: gl.constexpr = gather.await_words_and_give_back if by_engine else gather.give_back
-    words = split.chunks * gather.variable(world.num_ranks)
-    gemm_sm90.gemm(
-        own, b, c, shape, gl.cdiv(shape.m, tile_m), program, num_programs,
-        gemm_sm90.Shared(partials, summed, e, world),
-        tile_m, tile_n, tile_k, stages, gemm_sm90.chunk_columns(tile_n), b_is_nk,
-        order, (turns.group_m, start, turns.head),
-        ready, gather.Arrival(own, gathered_rows, rows_ready, e, rank, split, world),
-        emit, gemm.Stored(c, shape),
-        done=done,
-        done_args=gather.Done(rows_ready, e, words, program, num_programs, slot, world),
-        scales=scales, scales_args=scales_args, per_block=per_block,
-        early=turns.head * gl.cdiv(shape.n, tile_n), first_wave=first_wave,
-    )  # fmt: skip
+    tl.store(calls + program, call)

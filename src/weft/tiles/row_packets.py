@@ -45,7 +45,7 @@ def every_row(hooks: tl.constexpr, arrays, slot, mapping, tile, world):
     _every_row(
         composition.Launch(
             wl.rank(world).to(tl.int32), slots.slot_epoch(slot), tl.program_id(0),
-            tl.num_programs(0), None, None, arrays, None, None, mapping, slot, world,
+            tl.num_programs(0), None, None, arrays, None, None, mapping, slot, world, 0,
         ), tile, hooks,
     )  # fmt: skip
 

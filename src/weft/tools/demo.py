@@ -176,6 +176,7 @@ def without(card: Op, primitive: str) -> tuple[Report, Line]:
         (mutant, line) for mutant in census.mutants
         if (mutant.kind, mutant.site.primitive) == ("drop", primitive)
         for line in mutant.site.lines if Path(line.file).parent.name == "hooks"
+        and f"wl.{primitive}(" in linecache.getline(line.file, line.number)
     ]  # fmt: skip
     # That a credit is gone only a second call shows: then another one is taken out.
     for one, seed in product(dropped, range(SCHEDULES)):

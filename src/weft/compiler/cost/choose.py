@@ -18,7 +18,7 @@ from weft.compiler.cost.products import Product
 from weft.compiler.facts import Facts
 from weft.compiler.passes.tile import held_by, is_cut_whole, number
 from weft.ir.core import wrong_tile
-from weft.ir.task import ENGINES, LL, Program, Task, are_alike, is_carried_by
+from weft.ir.task import ENGINES, INSIDE, LL, Program, Task, are_alike, is_carried_by
 from weft.tiles import blocking, gemm_sm90
 
 LIBRARY = "library"
@@ -148,8 +148,8 @@ def engines_of(collective: Task, shape: Product, facts: Facts) -> Iterator[str]:
     """What can carry a collective there."""
     for engine in ENGINES[collective.kind]:
         is_far = facts.num_nodes > 1
-        if engine == "feed":
-            continue  # of rows that tiles read by index
+        if collective.kind == "all_gather" and engine in INSIDE:
+            continue  # of rows that tiles read by index; others an operator's schedule asks for
         if (engine == "sm_put") != is_far:
             continue  # stores and copies reach one domain; puts are for others
         by_copies = engine in products.ENGINES

@@ -25,10 +25,10 @@ from weft.tiles.composition import MOMENTS, MOMENTS_OF_ROWS, Call, Chain, Hooks,
 from weft.tiles.hooks import (
     epilogue,
     feed,
-    gather,
     order,
     partition,
     reduce,
+    scales,
     scatter,
     signals,
     table,
@@ -37,7 +37,7 @@ from weft.tiles.hooks import (
 
 # Whose tiles a statement is for: this rank's; other ranks'; those with which a chunk is complete.
 # Or, in `begin`, for each rank in turn, of the first programs.
-OWN, OTHER, LAST, FEEDING = "own", "other", "last", "fed"
+OWN, OTHER, LAST, FEEDING, PUSHED = "own", "other", "last", "fed", "pushed"
 
 # Order -> what is made once, and the function of each tile.
 ORDERS = {
@@ -57,9 +57,12 @@ COUNTS = {"whole": whole.count, "part": partition.count, "experts": table.num_ti
 # Function of Core IR -> that of tiles/, its arguments where they are not those of the statement
 # ({0}, {1}, ..: these), and whose tiles it is for.
 HOOKS: dict[str, tuple[Any, tuple[str, ...] | None, str]] = {
+    "push_own": (feed.push_own, None, ""),
+    "scale_rows": (scales.scales, None, ""),
+    "scale_blocks": (scales.scales, None, ""),
     "rows_of": (whole.rows_of, ("{0}", "shape.m"), ""),
     "rows_or_own": (whole.rows_or_own, None, ""),
-    "read_owned": (gather.read_owned, None, ""),
+    "read_owned": (partition.read_owned, None, ""),
     "rows_by_token": (table.rows_by_token, ("{0}", "{1}.token_of"), ""),
     "rows_by_slot": (table.read_slots, None, ""),
     "add_partials": (reduce.add_partials, None, OWN),
@@ -165,14 +168,19 @@ def compose(kernel: core.Kernel, orders: dict[str, Any]) -> Hooks:
         operands = [*(indexed or operands), *operands, *stored]
     given = [Operand(*where[name]) for name in (operands[0], *operands[-2:])]
     late = any(one.late for one in kernel.of(core.Notify))
-    return Hooks(kernel.name, chains, given, late=late, by_index=bool(indexed), called=called)
+    per_block = any(one.function == "scale_blocks" for one in kernel.of(core.Hook))
+    return Hooks(kernel.name, chains, given, late=late, by_index=bool(indexed),
+                 per_block=per_block, called=called)  # fmt: skip
 
 
 def calls_of(kernel: core.Kernel, orders: dict[str, Any]) -> dict[str, tuple[Call, ...]]:
     """The calls of each moment."""
     (mapping,) = kernel.of(core.Mapping)
     found = {name: _calls(kernel, name) for name in ("begin", "end")}
-    for name in ("ready", "combine", "emit", "announce", "collect", "result", "done"):
+    functions = [one.function for one in kernel.of(core.Hook)]
+    if "push_own" in functions:
+        found["begin"] = (Call(feed.if_pusher, then={"pusher": found["begin"]}),)
+    for name in ("ready", "scales", "combine", "emit", "announce", "collect", "result", "done"):
         if kernel.at(name):
             found[name] = _calls(kernel, name)
     if is_by_tables(kernel) and "collect" in found:
@@ -185,8 +193,9 @@ def calls_of(kernel: core.Kernel, orders: dict[str, Any]) -> dict[str, tuple[Cal
     if kernel.of(core.Template)[0].function == "gemm":
         of = {"whole": (), "part": (mapping.name,)}.get(mapping.cuts, (*mapping.of, mapping.name))
         found["count"] = (Call(COUNTS[mapping.cuts], of),)
-        feeds = any(isinstance(one, core.Hook) for one in kernel.at("begin"))
-        first = Call(feed.first_of, (mapping.name,)) if feeds else Call(order.own_place)
+        first = Call(order.own_place)
+        if "feed" in functions:
+            first = Call(feed.first_of, (mapping.name,))
         found["first"] = (first,)
     return found
 
@@ -204,7 +213,7 @@ def _calls(kernel: core.Kernel, moment: str) -> tuple[Call, ...]:
         made = made[len(alike) :]
         if not guard:
             calls += alike
-        elif guard in (LAST, FEEDING):
+        elif guard in (LAST, FEEDING, PUSHED):
             # What leads is a call itself, which makes those behind it.
             calls[-1] = calls[-1]._replace(then={guard: tuple(alike)})
         elif moment == "combine":
@@ -311,8 +320,10 @@ def _of_wait(one: core.Wait, kernel: core.Kernel) -> _Guarded:
 
 def _of_notify(one: core.Notify, kernel: core.Kernel) -> _Guarded:
     given = (one.signals, one.mapping, Order[one.order.upper()], Scope[one.scope.upper()])
-    if one.to == "each":
+    if one.to == "each" and _mapping_of(one, kernel).sort == "tables":
         return Call(signals.notify_fed, given), FEEDING
+    if one.to == "each":
+        return Call(signals.notify_pushed, given), PUSHED
     if _mapping_of(one, kernel).sort == "tables":
         return Call(signals.notify_tile, given), ""
     function, guard = {
@@ -327,5 +338,7 @@ def _of_slot(one: core.Credit | core.Finish | core.Advance, kernel: core.Kernel)
         return signals.advance
     if isinstance(one, core.Credit):
         return signals.credit
-    pushes = any(hook.function in core.FAR for hook in kernel.of(core.Hook))
+    # What communication CTAs push is complete when they announce it.
+    pushes = any(hook.function in core.FAR and hook.function != "push_own"
+                 for hook in kernel.of(core.Hook))  # fmt: skip
     return signals.finish if pushes else signals.finish_alone

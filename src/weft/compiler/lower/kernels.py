@@ -25,7 +25,7 @@ from weft.base.errors import UnsupportedError
 from weft.compiler.lower import params, row_kernels, table_kernels
 from weft.compiler.passes.swizzle import BY_NODE
 from weft.ir import core, core_in_plan
-from weft.ir.device import Channel, Copy, Do, Launch, Plan
+from weft.ir.device import Channel, Copy, Do, Launch, Plan, scales_of
 
 # Orders that have a name here, some also by nodes; another is the user's.
 FORMS = ("gather", "scatter", "rows", "part_by_part")
@@ -48,10 +48,11 @@ def lower_launch(plan: Plan, launch: Launch) -> core.Kernel:
         return _legal(plan, launch, row_kernels.statements(plan, launch, formula(launch)))
     if launch.template == "grouped":
         return _legal(plan, launch, table_kernels.statements(plan, launch, formula(launch)))
-    product, *rest = launch.body
+    is_fed = launch.body[0].kind == "all_gather"
+    product, *rest = launch.body[is_fed:]
     if product.kind != "matmul":
         raise _unknown(launch, f"it begins with {product.kind}")
-    is_simple = all(_is_in_registers(launch, i) for i in range(1, len(launch.body)))
+    is_simple = all(_is_in_registers(launch, i) for i in range(1 + is_fed, len(launch.body)))
     form = launch.order.removeprefix(BY_NODE)
     is_gather = form not in FORMS or form == "gather"
     if is_gather and is_simple and _gathered(plan, launch) is not None:
@@ -132,9 +133,21 @@ def _gather(plan: Plan, launch: Launch, product: Do) -> Iterator[core.Statement]
         is_told = name == rows and not launch.awaits
         by = core_in_plan.awaited_by(plan, launch, channel) if is_told else ""
         yield core.Param(name, "operand", by)
-    yield from _addressed(launch)
+    yield from _addressed(launch, product)
+    pushed = {rows: f"{rows}_ptr"} if rows in launch.pushes else {}
+    for name, address in {own: f"{own}_ptr", **pushed}.items() if pushed else ():
+        yield core.Param(address, "pointer", f"the same as {name}")
+    if scaled := product.scaling:
+        theirs, right_scales = map(scales_of, product.operands)
+        yield core.Param(theirs, "pointer")
+        yield core.Param(right_scales, "pointer")
+        yield core.Param("apart", "number", "how scales lie")
     if launch.awaits:
-        yield params.signals(plan, launch, channel)
+        along = [name for name in channel.along if name in launch.reads]
+        arrays = (rows, *pushed.values(), *along)
+        yield params.signals(plan, launch, channel, *arrays)
+    if pushed:
+        yield core.Param(f"{rows}_fed", "signals")
     is_given = launch.order.removeprefix(BY_NODE) not in FORMS
     if is_given:
         yield core.Param(launch.order, "order", "the user")
@@ -143,6 +156,10 @@ def _gather(plan: Plan, launch: Launch, product: Do) -> Iterator[core.Statement]
     yield core.Template("gemm", launch.tile, formula(launch))
     if launch.takes:
         yield core.Credit("begin", "slot")
+    if pushed:
+        given = (f"{own}_ptr", pushed[rows], f"{rows}_fed", "split")
+        yield core.Hook("begin", "push_own", given)
+        yield core.Notify("begin", channel.name, "each", "split", place=channel.place)
     if is_given:
         yield core.Hook("order", "given", (launch.order, "split"))
     else:
@@ -150,18 +167,22 @@ def _gather(plan: Plan, launch: Launch, product: Do) -> Iterator[core.Statement]
     if launch.awaits:
         yield core.Wait("ready", channel.name, "tile", "split", unless="own", place=channel.place)
     yield core.Hook("ready", "rows_or_own", (rows, own, "split"))
-    yield from _stored(launch)
+    if scaled:
+        yield core.Hook("scales", f"scale_{scaled}", (theirs, right_scales, "apart"))
+    yield from _stored(launch, product)
+    # Scales are read behind the operands.
+    over = "end" if scaled else "done"
     copied = any(isinstance(one, Copy) and one.announces == channel.name for one in plan.steps)
     if copied and launch.awaits:
         # Also words of chunks without rows: an engine must not write one after the call.
-        yield core.Wait("done", channel.name, "all", "split", by="last", place=channel.place)
+        yield core.Wait(over, channel.name, "all", "split", by="last", place=channel.place)
     if launch.gives:
-        yield core.Finish("done", "slot")
+        yield core.Finish(over, "slot")
 
 
 def _gathered(plan: Plan, launch: Launch) -> Channel | None:
     """The channel of the rows that a launch multiplies; another launch may have waited for it."""
-    rows = launch.body[0].operands[0]
+    rows = next(one for one in launch.body if one.kind == "matmul").operands[0]
     found = [one for one in plan.of(Channel) if one.buffer == rows]
     awaited = [one for one in found if one.name in launch.awaits]
     if len(awaited) != len(launch.awaits):
@@ -278,7 +299,7 @@ def _alone(plan: Plan, launch: Launch, product: Do) -> Iterator[core.Statement]:
     left, right = product.operands
     for name in (left, right, launch.writes[0]):
         yield core.Param(name, "operand")
-    yield from _addressed(launch)
+    yield from _addressed(launch, product)
     yield from params.around(plan, launch)
     yield core.Mapping("split", "static", (left,))
     yield core.Template("gemm", launch.tile, formula(launch))
@@ -286,27 +307,32 @@ def _alone(plan: Plan, launch: Launch, product: Do) -> Iterator[core.Statement]:
         yield core.Credit("begin", "slot")
     yield core.Hook("order", "grouped", ())
     yield core.Hook("ready", "rows_of", (left,))
-    yield from _stored(launch)
+    yield from _stored(launch, product)
     if launch.gives:
         yield core.Finish("done", "slot")
 
 
-def _addressed(launch: Launch) -> Iterator[core.Statement]:
+def _behind(launch: Launch, product: Do) -> tuple[Do, ...]:
+    """What is done to the product's tiles."""
+    return launch.body[launch.body.index(product) + 1 :]
+
+
+def _addressed(launch: Launch, product: Do) -> Iterator[core.Statement]:
     """Where a result lies that is no tile of the product any more, and what it is made with."""
-    if len(launch.body) > 1:
+    if behind := _behind(launch, product):
         made = {one.result for one in launch.body}
-        others = [name for one in launch.body[1:] for name in one.operands if name not in made]
+        others = [name for one in behind for name in one.operands if name not in made]
         for name in dict.fromkeys((*launch.writes, *others)):
             yield core.Param(f"{name}_ptr", "pointer", f"the same as {name}")
 
 
-def _stored(launch: Launch) -> Iterator[core.Statement]:
+def _stored(launch: Launch, product: Do) -> Iterator[core.Statement]:
     (result,) = launch.writes
     made = {one.result for one in launch.body}
-    for one in launch.body[1:]:
+    for one in (behind := _behind(launch, product)):
         others = tuple(f"{name}_ptr" for name in one.operands if name not in made)
         yield core.Hook("value", one.kind, others)
-    if len(launch.body) > 1:
+    if behind:
         yield core.Hook("emit", "store_value", (result, f"{result}_ptr"))
     else:
         yield core.Hook("emit", "store", (result,))

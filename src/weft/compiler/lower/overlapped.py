@@ -16,6 +16,7 @@ from weft.base.errors import ConfigError
 from weft.compiler.facts import Facts
 from weft.compiler.lower.unfused import call, local_sizes, role_of
 from weft.compiler.passes.map import Carriers, carriers, made_for_others
+from weft.compiler.passes.tile import number
 from weft.ir.device import (
     NUM_RANKS,
     Buffer,
@@ -28,8 +29,10 @@ from weft.ir.device import (
     Statement,
     Step,
     Tiles,
+    scales_of,
 )
-from weft.ir.task import LL, Program, Task, Type
+from weft.ir.task import INSIDE, LL, Program, Task, Type
+from weft.tiles.gemm import BLOCK_K
 
 # What a gather's kernel is called by what carries the rows; engines are fed by staging.
 VERBS = {"ce_pull": "stage", "ce_push": "edges", "sm_push": "push", "sm_put": "push"}
@@ -113,6 +116,8 @@ def _drawn(program: Program, unit: tuple[Task, ...], facts: Facts) -> Unit:
         return Unit((_buffer(first, role_of(_type(first))),), (made,))
     if first.engine == "feed":  # by the kernel that multiplies
         return Unit((_buffer(first, "symmetric"),), ())
+    if first.engine == "one_shot_ll" and first.kind == "all_gather":  # likewise
+        return Unit((_buffer(first, "packets"),), ())
     if program.chief(first.kernel).kind == "grouped_matmul":
         return _by_tables(program, unit)
     if first.kind == "all_gather":
@@ -167,6 +172,9 @@ def _gather(program: Program, task: Task, facts: Facts) -> Unit:
     (source,) = task.operands
     ready = f"{task.name}_ready"
     buffer = _buffer(task, "symmetric")
+    scales, steps = _scales(program, task)
+    if task.engine == "pushers":  # by the kernel that multiplies
+        return Unit((buffer, *scales), steps)
     name = task.kernel.replace("_gather", f"_{VERBS[task.engine]}")
     kernel = Launch(name, (source,), template="move", programs="pieces", place=task.place)
     if task.engine == "sm_put" and any(_is_by_node(one) for one in program.users(task.name)):
@@ -183,7 +191,7 @@ def _gather(program: Program, task: Task, facts: Facts) -> Unit:
         # Others read own rows where they arrive; here tiles that lie across two ranks' rows do.
         body = (Do("edges", (source,), task.name),)
         edges = replace(kernel, writes=(task.name,), body=body)
-        return Unit((buffer,), (copy, edges))
+        return Unit((buffer, *scales), (*steps, copy, edges))
     if task.engine != "ce_pull":
         body = (Do("all_gather", (source,), task.name),)
         return Unit((buffer,), (replace(kernel, pushes=(task.name,), body=body),))
@@ -192,6 +200,35 @@ def _gather(program: Program, task: Task, facts: Facts) -> Unit:
     body = (Do("stage", (source,), task.name),)
     stage = replace(kernel, writes=(task.name,), body=body)
     return Unit((buffer,), (stage, Copy(task.name, task.name, "pull", ready, place=task.place)))
+
+
+def _scales(program: Program, task: Task) -> tuple[tuple[Buffer, ...], tuple[Step, ...]]:
+    """Scales of gathered rows and of what they are multiplied by, and what stores own ones on every
+    rank, before the rows travel that announce them.
+
+    Raises  ConfigError: what carries the rows carries no scales
+    """
+    products = [one for one in program.users(task.name) if one.scaling]
+    if not products:
+        return (), ()
+    if task.engine not in ("pushers", "ce_push"):
+        told = f"{task.name} has scales and engine={task.engine}; take pushers or ce_push"
+        raise ConfigError(f"{program.name}: {told}", place=task.place)
+    (product,) = products
+    (own,), (_, right) = task.operands, product.operands
+    (rows, k), (_, n) = _type(task).sizes, local_sizes(_type(program.task(right)))
+    kb = 1 if product.scaling == "rows" else -(-number(k, {}) // BLOCK_K.value)
+    mine, theirs = scales_of(own), scales_of(task.name)
+    buffers = (
+        Buffer(mine, "float32", (Part(rows), kb), "input", place=task.place),
+        Buffer(scales_of(right), "float32", (kb, n), "input", place=task.place),
+        Buffer(theirs, "float32", (rows, kb), "symmetric", place=task.place),
+    )
+    launch = Launch(
+        task.kernel.replace("_gather", "_scales"), (mine,), pushes=(theirs,), template="move",
+        body=(Do("push_scales", (mine,), theirs),), programs="pieces", place=task.place,
+    )  # fmt: skip
+    return buffers, (launch,)
 
 
 def _is_by_node(task: Task) -> bool:
@@ -206,11 +243,14 @@ def _kernel(program: Program, unit: tuple[Task, ...]) -> Unit:
     on_heap = _carriers_of(program, unit, carried)
     if carried.kept:
         return _kept(program, unit, carried, on_heap)
-    names = [one.name for one in on_heap]
+    source = program.task(first.operands[0])
+    fed = (source,) if source.kind == "all_gather" and source.engine in INSIDE else ()
+    names = [one.name for one in (*fed, *on_heap)]
     launch = Launch(
-        first.kernel, (*_reads(program, unit), *names), made, tuple(names),
-        template=_template(unit),
-        body=tuple(Do(one.kind, one.operands, one.name, one.eps) for one in unit),
+        first.kernel, tuple(dict.fromkeys((*_reads(program, unit), *names))), made, tuple(names),
+        template="small" if fed and source.engine in LL else _template(unit),
+        body=tuple(Do(one.kind, one.operands, one.name, one.eps, one.scaling)
+                   for one in (*fed, *unit)),
         tile=first.tile, order=first.order, programs=first.programs, spare=first.spare,
         split_k=first.split_k, place=first.place,
     )  # fmt: skip
@@ -257,6 +297,7 @@ def _reads(program: Program, unit: Sequence[Task]) -> tuple[str, ...]:
         source = program.task(name)
         is_gathered = source.kind == "all_gather" and source.kernel
         names += [source.operands[0], name] if is_gathered else [name]
+    names += [scales_of(name) for one in unit if one.scaling for name in one.operands]
     return tuple(dict.fromkeys(names))
 
 

@@ -13,7 +13,7 @@ from weft.ir import core
 from weft.language.mapping import StaticMapping
 from weft.language.world_arg import SlotArg, WorldArg, language_version
 from weft.tiles import gemm, gemm_sm90, rows
-from weft.tiles.hooks import partition, table
+from weft.tiles.hooks import partition, table, whole
 from weft.tiles.hooks.scatter import MOST_PEERS
 
 
@@ -38,6 +38,8 @@ TUPLES = {
     "each": partition.Parts,
     "experts": table.Experts,
 }
+# Elements that a communication CTA moves at a time.
+PUSHED = 8192
 TABLES = tuple("*fp32" if name == "weight_of" else "*i32" for name in table.Tables._fields)
 
 
@@ -58,7 +60,10 @@ def record(kernel: core.Kernel, variant: str, given: Specialised) -> KernelRecor
         signature[name] = ["i32"] * len(kind._fields)
         constants[name] = kind(*[None] * len(kind._fields))
     if mapping.cuts == "whole":
-        signature["group_m"] = "i32"
+        signature["turns"] = ["i32", "i32", "constexpr", "i32", "i32"]
+        constants["turns"] = whole.Turns(None, None, 1, None, None)
+    if not is_rows:
+        signature["block"], constants["block"] = "constexpr", PUSHED
     _add_constants(signature, constants, variant, given)
     signature["world"] = ["*i64", "constexpr", "constexpr"]
     constants["world"] = WorldArg(None, given.num_ranks, language_version())

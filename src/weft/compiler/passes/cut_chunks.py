@@ -45,6 +45,7 @@ def chunk(program: Program, facts: Facts, settings: Settings) -> Program:
         elif products and products[0].kind == "grouped_matmul" and _is_cut(task):
             chunks, why = 1, "a tile waits for all tokens of a rank"
         elif task.engine in LL:
+            chunks = "tiles" if task.kind != "all_gather" else 1
             why = "packets carry their own flags"
         elif products and _is_cut(task):
             shape = replace(shape_of(program, products[0], facts), tile=products[0].tile)

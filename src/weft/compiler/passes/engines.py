@@ -26,7 +26,7 @@ from weft.compiler.cost.choose import (
 )
 from weft.compiler.facts import Facts, Settings
 from weft.ir.choice import Choice
-from weft.ir.task import ENGINES, PRODUCTS, Program, Task
+from weft.ir.task import ENGINES, INSIDE, PRODUCTS, Program, Task
 
 
 def engines(
@@ -86,6 +86,8 @@ def _asked(program: Program, collective: Task, engine: str, found: list[Way]) ->
     for way in found:
         if way.engine == engine:
             return way
+    if collective.kind == "all_gather" and engine in INSIDE and engine != "feed":
+        return Way(engine, (), 1, 0.0)
     can = ", ".join(dict.fromkeys(way.engine for way in found))
     message = f"{collective.kind} {collective.name} has engine={engine}; here it can have {can}"
     raise ConfigError(f"{program.name}: {message}", place=collective.place)
@@ -100,7 +102,7 @@ def _with(program: Program, collective: Task, products: tuple[Task, ...], way: W
             return replace(task, kernel="")
         if task.name == collective.name:
             return replace(task, engine=way.engine)
-        if task.name in {one.name for one in products}:
+        if way.tile and task.name in {one.name for one in products}:
             return replace(task, tile=way.tile)
         return task
 

@@ -49,6 +49,7 @@ def _ordered(plan: Plan) -> Plan:
     buffers = {one.name: one for one in plan.of(Buffer)}
     by_buffer = {name: one.name for one in plan.of(Channel) for name in (one.buffer, *one.along)}
     tokens = {one.buffer for one in plan.of(Channel) if one.to == "engine"}
+    along = {name for one in plan.of(Channel) for name in one.along}
     channels: list[Channel] = []
     behind: list[Channel] = []
     steps: list[Step] = []
@@ -63,7 +64,9 @@ def _ordered(plan: Plan) -> Plan:
         elif isinstance(step, Launch):
             awaits = tuple(dict.fromkeys(by_buffer[n] for n in step.reads if n in by_buffer))
             kept = [name for name in step.writes if name in tokens]
-            announces = tuple(dict.fromkeys(by_buffer[n] for n in (*step.pushes, *kept)))
+            # What goes along with other rows is announced with these.
+            sent = [name for name in step.pushes if name not in along]
+            announces = tuple(dict.fromkeys(by_buffer[n] for n in (*sent, *kept)))
             steps.append(replace(step, awaits=awaits, announces=announces))
         else:
             reads = step.reads if isinstance(step, Call) else ()

@@ -22,7 +22,7 @@ from weft.base.counts import counted
 from weft.base.errors import ConfigError
 from weft.base.parts import full_part
 from weft.compiler.passes.tile import number
-from weft.ir.device import Channel
+from weft.ir.device import Channel, scales_of
 from weft.ir.task import LL, Program, Task, is_carried
 from weft.language import mapping
 
@@ -182,8 +182,15 @@ def _of_rows(program: Program, task: Task, chunks: int | str) -> Iterator[Channe
     heights = sorted({one.tile[0] for one in program.users(task.name)} or {task.tile[0]})
     if task.kernel:
         # Whoever carries the rows says of each chunk when all of it is there.
-        yield Channel(name, task.name, rows, chunks, tile_rows=heights[0], own=source.name,
-                      place=task.place)  # fmt: skip
+        if task.engine in LL:
+            yield Channel(name, task.name, rows, tile_rows=heights[0], by="packet",
+                          place=task.place)  # fmt: skip
+            return
+        is_scaled = any(one.scaling for one in program.users(task.name))
+        yield Channel(
+            name, task.name, rows, chunks, tile_rows=heights[0], own=source.name,
+            along=(scales_of(task.name),) if is_scaled else (), place=task.place,
+        )  # fmt: skip
         return
     for i, height in enumerate(heights):
         unique = f"{name}_{i}" if i else name

@@ -15,9 +15,10 @@ from weft.compiler.cost.products import ENGINES as COPY_ENGINES
 from weft.compiler.facts import Facts
 from weft.compiler.fit import check_fit
 from weft.ir.choice import Choice
-from weft.ir.task import PRODUCTS, Program, Task
+from weft.ir.task import INSIDE, PRODUCTS, Program, Task
 
-# For the kernels that announce, one after the other, beside a resident grid.
+# For the kernels that announce, one after the other, beside a resident grid; with communication
+# CTAs for what else runs.
 SPARE_SMS = 1
 # Programs that share one tile's sum where there are few tiles.
 SPLIT_K = 4
@@ -28,10 +29,12 @@ def partition(program: Program, facts: Facts) -> Program:
     tasks, choices = list(program.tasks), []
     for name in program.kernels:
         first = program.chief(name)
-        if first.engine == "feed":  # by the product's own programs
+        if first.kind == "all_gather" and first.engine in INSIDE:  # by the product's own programs
             continue
         if first.kind in PRODUCTS:
-            check_fit(first, facts.target)
+            left = program.task(first.operands[0]).type
+            assert left is not None
+            check_fit(first, left.dtype, facts.target)
         changed, why = _of_kernel(program, first, facts)
         tasks[tasks.index(first)] = changed
         taken = changed.programs + (f", {changed.spare} SM left" if changed.spare else "")
@@ -45,8 +48,9 @@ def _of_kernel(program: Program, first: Task, facts: Facts) -> tuple[Task, str]:
     if first.kind == "all_gather":
         return replace(first, programs="pieces"), "as many as share a rank's rows"
     spare = 0
-    if first.kind == "matmul" and program.task(first.operands[0]).engine in COPY_ENGINES:
-        spare = SPARE_SMS
+    if first.kind == "matmul":
+        engine = program.task(first.operands[0]).engine
+        spare = SPARE_SMS if engine in (*COPY_ENGINES, "pushers") else 0
     is_split = first.kind in PRODUCTS and any(
         one.engine == "one_shot_ll" for one in program.of_kernel(first.kernel)
     )

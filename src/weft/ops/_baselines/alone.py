@@ -38,8 +38,8 @@ def ag_gemm(case: Case) -> Variant:
     problem = replace(case.problem, num_ranks=1, nodes=())
     # Of few rows the template is another, which is not without its packets.
     found = case.card.candidates(case.problem, case.world.target)
-    chosen = next(one for one in found if one.template != "small")
-    config = replace(chosen, transport="sm_push", feeders=1, pieces=1, first_wave=1)
+    chosen = next(one for one in found if one.transport != "ll")
+    config = replace(chosen, transport="sm_push", pushers=1, first_wave=1)
     calls = []
     for inputs in case.sets:
         way = GatherThenMultiply(case, inputs)

@@ -2,18 +2,17 @@
 
 partition    how rows are split over ranks and cut into tiles, and which signal word is whose
 order        which tile is next
-gather       `ready` where a rank's own rows of A are multiplied
 reduce       `combine`: other ranks' shares are added to a tile
 scatter      `emit`: a tile goes to other ranks, or is stored; `collect` what they have sent
 epilogue     what is done to a tile on its way to memory, element by element
 feed         own rows go to all ranks before the product
+scales       those of fp8 rows go to all ranks, and to the tiles of the product
 table        all of these where the device has written tables of tiles (experts)
 """
 
 from weft.tiles.hooks import (
     epilogue,
     feed,
-    gather,
     order,
     partition,
     reduce,
@@ -21,4 +20,4 @@ from weft.tiles.hooks import (
     table,
 )
 
-__all__ = ["epilogue", "feed", "gather", "order", "partition", "reduce", "scatter", "table"]
+__all__ = ["epilogue", "feed", "order", "partition", "reduce", "scatter", "table"]

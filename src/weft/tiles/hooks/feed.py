@@ -62,10 +62,29 @@ def store_piece(world, target, source, first, own_first, size, piece, pieces, to
 
 
 @triton.jit
-def push_rows(world, source, target, words, fed, e, rank, split, columns, tile_m, pieces, program,
-              num_programs, block: tl.constexpr):  # fmt: skip
+def if_pusher(turns, program, num_programs, given, pusher: tl.constexpr, launch):
+    """What communication CTAs do: the last programs, which have the fewest tiles, and those that
+    are needed last."""
+    if num_programs - 1 - program < turns.pushers:
+        pusher(given, launch)
+
+
+@triton.jit
+def push_own(
+    a, gathered, counts, split, turns, block: tl.constexpr, program, num_programs, rank, shape,
+    world, given, pushed: tl.constexpr, launch,
+):  # fmt: skip
+    """Own rows go to every rank, by communication CTAs."""
+    push_rows(world, a, gathered, counts, rank, split, shape.k, split.tile_rows, turns.pieces,
+              num_programs - 1 - program, turns.pushers, pushed, given, launch, block)  # fmt: skip
+
+
+@triton.jit
+def push_rows(world, source, target, fed, rank, split, columns, tile_m, pieces, program,
+              num_programs, pushed: tl.constexpr, given, launch,
+              block: tl.constexpr):  # fmt: skip
     """Store own rows on every rank, chunk by chunk, each by so many pieces; the program that stores
-    the last piece of a chunk sets its word there.
+    the last piece of a chunk then calls pushed(to, chunk, given, launch).
 
     First for the rank behind, which needs them first; last here, where only tiles that straddle
     ranks read them. fed[to * chunks + chunk] counts pieces, and is 0 before and after.
@@ -89,7 +108,4 @@ def push_rows(world, source, target, words, fed, e, rank, split, columns, tile_m
         done = wl.atomic_add(counter, 1, order=wl.Order.ACQ_REL, scope=wl.Scope.DEVICE) + 1
         if done == pieces:
             tl.store(counter, 0)
-            word = words + rank * split.chunks + chunk
-            # weft: equivalent-mutant swap, incomplete of notify: the counter is for this rank's
-            # own next call, in stream order, and no store before it is asynchronous
-            wl.notify(world, word, e, to=to, op=wl.SignalOp.SET)
+            pushed(to, chunk, given, launch)

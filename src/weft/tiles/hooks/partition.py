@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 
 import weft.language as wl
-from weft.tiles import fragments
+from weft.tiles import fragments, gemm
 
 
 class Parts(NamedTuple):
@@ -46,6 +46,13 @@ class Owned(NamedTuple):
     owner: Any
     row: Any
     end: Any
+
+
+@triton.jit
+def read_owned(a, parts, at):
+    """A tile's rows of A, there from the start."""
+    first = at.owner * parts.rows
+    return gemm.Rows(source=a, first=first + at.row, end=first + at.end)
 
 
 @triton.jit

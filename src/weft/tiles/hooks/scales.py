@@ -16,12 +16,10 @@ from weft.language import mapping, slots
 from weft.tiles import gemm
 
 
-class Scaling(NamedTuple):
-    """What kernels are told: A's scales in the slot, `blocks` to a row; B's, and how far they lie
-    apart, one for each `block_n` columns."""
+class Apart(NamedTuple):
+    """How scales lie: `blocks` of A's to a row; B's so far apart, one for each `block_n` columns
+    and for each block of k."""
 
-    gathered: Any
-    b: Any
     blocks: Any
     b_column: Any
     b_k: Any
@@ -29,32 +27,35 @@ class Scaling(NamedTuple):
 
 
 @triton.jit
-def push_scales(scale_a, a_row, a_k, scaling, slot, split, world, block: tl.constexpr):
+def push_scales(scale_a, gathered, a_row, a_k, blocks, slot, split, takes, world,
+                block: tl.constexpr):  # fmt: skip
     """Store own scales of A in every slot, by as many programs each.
 
     Sync    what is launched behind it and releases, or lets an engine copy, tells of them too
     """
     rank = wl.rank(world).to(tl.int32)
-    e = slots.slot_epoch(slot)
-    slots.slot_wait_free(world, slot, e)
+    if takes:
+        slots.slot_wait_free(world, slot, slots.slot_epoch(slot))
     pieces = tl.num_programs(0) // world.num_ranks
     # weft: equivalent-mutant peer+1 of at: all ranks are stored to, in another order
     to = (rank + 1 + tl.program_id(0) // pieces) % world.num_ranks
     piece = tl.program_id(0) % pieces
     first, own_end = mapping.rows_of_rank(rank, split)
-    size = (own_end - first) * scaling.blocks
+    size = (own_end - first) * blocks
     length = tl.cdiv(size, pieces)
     end = min((piece + 1) * length, size)
     for start in range(piece * length, end, block):
         i = start + tl.arange(0, block)
-        there = scaling.gathered + first * scaling.blocks + i
-        row = (i // scaling.blocks).to(tl.int64)
-        here = scale_a + row * a_row + (i % scaling.blocks).to(tl.int64) * a_k
+        there = gathered + first * blocks + i
+        row = (i // blocks).to(tl.int64)
+        here = scale_a + row * a_row + (i % blocks).to(tl.int64) * a_k
         wl.put(world, there, here, to=to, mask=i < end)
 
 
 @triton.jit
-def scaled_args(scaling, shape):
-    """The Scaled of a tile of C: scales of A as they lie in the slot."""
-    return gemm.Scaled(scaling.gathered, scaling.b, shape, scaling.blocks, 1, scaling.b_column,
-                       scaling.b_k, scaling.block_n)  # fmt: skip
+def scales(gathered, b, apart, at, tile, shape):
+    """Those of a tile of C; A's as they lie in the slot. apart: Apart"""
+    return gemm.scales_of(
+        at, tile, gemm.Scaled(gathered, b, shape, apart.blocks, 1, apart.b_column, apart.b_k,
+                              apart.block_n),
+    )  # fmt: skip

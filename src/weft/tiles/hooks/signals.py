@@ -195,6 +195,17 @@ def notify_fed(
 
 
 @triton.jit
+def notify_pushed(
+    signals, split, to, chunk, e, rank, world, order: tl.constexpr, scope: tl.constexpr
+):
+    """Rank `to`, when a chunk of own rows is there."""
+    word = signals + rank * split.chunks + chunk
+    # weft: equivalent-mutant swap, incomplete of notify: the counter before it is for this rank's
+    # own next call, in stream order, and no store before it is asynchronous
+    wl.notify(world, word, e, to=to, op="set", order=order, scope=scope)
+
+
+@triton.jit
 def notify_chunk(signals, parts, at, e, rank, world, order: tl.constexpr, scope: tl.constexpr):
     """Set here when a chunk is stored: what the engine copies to its owner."""
     word = signals + partition.chunk_of(at, at.owner, parts)

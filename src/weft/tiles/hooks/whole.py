@@ -25,6 +25,19 @@ class At(NamedTuple):
     is_own: Any
 
 
+class Turns(NamedTuple):
+    """What a launch of rows that all ranks have is told beside how they are cut: `group_m` rows of
+    tiles share columns, the first `head` rows of tiles are a group by themselves, each of whose
+    tiles has `first_wave` split-k programs; `pushers` communication CTAs store own rows to peers,
+    each chunk for each rank in so many `pieces`."""
+
+    group_m: Any
+    head: Any
+    first_wave: Any
+    pushers: Any
+    pieces: Any
+
+
 class Order(NamedTuple):
     """Arguments of `rotated`; tuples last, no constant: Triton 3.6 would forget those behind it."""
 
@@ -61,14 +74,13 @@ def _placed(tile, args):
 
 
 @triton.jit
-def arrange(rank, split, group_m, tile_m, num_m):
+def arrange(rank, split, turns, tile_m, num_m):
     """Where this rank begins, and how many rows of tiles no group may reach over."""
     own_first, own_end = mapping.rows_of_rank(rank, split)
     start = swizzle.first_to_gather(own_first, own_end, tile_m, num_m)
-    head = max(1, min(split.rank_rows // tile_m, num_m))
     return Order(
-        tl.cast(group_m, tl.int32), start, tl.cast(head, tl.int32), tl.cast(tile_m, tl.int32),
-        rank, split,
+        tl.cast(turns.group_m, tl.int32), start, tl.cast(turns.head, tl.int32),
+        tl.cast(tile_m, tl.int32), rank, split,
     )  # fmt: skip
 
 
@@ -85,9 +97,9 @@ def given(i, num_m, num_n, args, order: tl.constexpr):
 
 
 @triton.jit
-def arrange_by_node(rank, split, group_m, tile_m, world):
+def arrange_by_node(rank, split, turns, tile_m, world):
     """Which ranks share a node."""
-    nodes = hierarchy.to_gather(world, rank, split.rank_rows, tile_m, group_m)
+    nodes = hierarchy.to_gather(world, rank, split.rank_rows, tile_m, turns.group_m)
     return OrderByNode(tl.cast(tile_m, tl.int32), rank, split, nodes)
 
 
@@ -98,9 +110,9 @@ def by_node(i, num_m, num_n, args):
 
 
 @triton.jit
-def arrange_grouped(group_m):
+def arrange_grouped(turns):
     """How many rows of tiles share columns. For swizzle.grouped"""
-    return (group_m,)
+    return (turns.group_m,)
 
 
 @triton.jit

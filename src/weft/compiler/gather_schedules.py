@@ -1,6 +1,8 @@
-"""How a call of ag_gemm is done: configurations, which to take, and what kernels are told of them.
+"""Schedules of a product of rows that all ranks have: which there are, which to take, their plans.
 
-Not an operator: a part of ag_gemm.py, which see.
+sm_push: communication CTAs of the product's launch store own rows to peers; ce_push: copy engines
+do; ll: LL packets bring the rows, for small m; the library's: NCCL, then cuBLAS. A `problem` is of
+weft.plan.gathered.
 """
 
 from __future__ import annotations
@@ -10,27 +12,25 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
 from math import ceil
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from weft.base import fields
 from weft.base.errors import ConfigError
 from weft.base.hardware import H200X4
 from weft.base.target import Target
+from weft.compiler import pipeline
 from weft.compiler.cost import libraries, products
 from weft.compiler.cost.products import Product
-from weft.language.mapping import StaticMapping
-from weft.ops._ag_gemm_problem import BLOCKS, Problem
-from weft.ops._ag_gemm_scales import BLOCK_K
-from weft.plan import nccl, vectors
+from weft.compiler.schedules import CE_PUSH, LIBRARY, SM_PUSH, TEMPLATES, head_of, planned_by
+from weft.ir.schedule import Schedule
+from weft.ir.task import Program
 from weft.tiles import blocking, gemm, gemm_sm90, gemm_small, tile_scheduler
 from weft.tiles.blocking import Blocking
-from weft.tiles.gathered_gemm import Turns
 
-TRANSPORTS = ("ce_push", "sm_push", "ll")
 LL = "ll"
-LIBRARY = nccl.TRANSPORT
-TEMPLATES = ("plain", "small", "sm90")
-FEW = "small"
+TRANSPORTS = (CE_PUSH, SM_PUSH, LL)
+# In the compiler's words.
+ENGINES = {CE_PUSH: "ce_push", SM_PUSH: "pushers", LL: "one_shot_ll"}
 TILE = (128, 256, 64)
 
 # Up to so many bytes of A per rank the SMs push; more where the product is too narrow to hide a
@@ -46,69 +46,47 @@ TWO_CHUNKS_BYTES = 24 << 20
 E4M3, E4M3_ARCH = "float8_e4m3fn", 89
 # An SM that the persistent grid leaves free, so that what takes the slot can run beside it.
 SPARE_SMS = 1
-# Pushing programs: enough to fill the links, not so many that products wait for them.
+# Communication CTAs: enough to fill the links, not so many that products wait for them.
 MIN_PUSHERS, MAX_PUSHERS = 20, 64
-# What a program copies of rows that lie in tiles with others'.
-STAGE_BYTES = 128 << 10
-# What a feeder stores of a chunk, beside others that store more of it.
+# What one of them stores of a chunk, beside others that store more of it.
 PUSH_PIECE_BYTES = 64 << 10
 # Up to here a tile of 128 rows is mostly empty, and weights are what takes time.
 SMALL_M = 64
-# Packets for a program and rank in one step, at most: what its threads hold at a time.
-MOST_PACKETS = 512
 # What is fused must be predicted to end in so much of the unfused way's time: predictions are 5 %
 # off on average.
 MARGIN = 0.96
+BLOCKS = "blocks"
+BLOCK_K = gemm.BLOCK_K.value
 
 
 @dataclass(frozen=True)
-class Config:
-    """How a call is done; every field is the same on all ranks.
+class Config(Schedule):
+    """How a call is done, as `Schedule` says."""
 
-    Units   chunks: signals per shard; pieces: programs that share one chunk's way to one rank;
-            feeders: programs that feed before they multiply, with packets all that there are;
-            block: elements, or packets for each rank, that they move at a time; group_m: rows of
-            tiles that share columns in L2; own_first: those of own rows are a group by themselves,
-            which need not wait; first_wave: programs for each of their tiles, in a round of their
-            own, or 1
-    """
-
-    transport: str = "ce_push"
-    template: str = "plain"
-    chunks: int = 2
-    tile_m: int = 128
+    transport: str = CE_PUSH
     tile_n: int = 256
-    tile_k: int = 64
-    group_m: int = 8
-    num_warps: int = 8
-    num_stages: int = 3
-    feeders: int = 16
-    pieces: int = 16
-    block: int = 16384
-    tma: bool = True
-    own_first: bool = True
-    first_wave: int = 1
+    chunks: int = 2
+    pushers: int = 16
 
     op: ClassVar[str] = "ag_gemm"
 
-    def check(self, problem: Problem, target: Target) -> None:
+    def check(self, problem: Any, target: Target) -> None:
         """Raises  ConfigError: a field that does not fit the problem or the target"""
         fields.check_one_of(self.op, self, "transport", (*TRANSPORTS, LIBRARY))
         if self.transport != LIBRARY:
             fields.check_one_of(self.op, self, "template", TEMPLATES)
-            counts = ("chunks", "pieces", "feeders", "group_m", "first_wave")
+            counts = ("chunks", "group_m", "first_wave")
+            counts += ("pushers",) if self.transport == SM_PUSH else ()
             fields.check_ranges(self.op, self, **dict.fromkeys(counts, (1, 1024)))
-            fields.check_powers_of_two(self.op, self, "block")
         for told in self._unfit(problem, target):
             raise ConfigError(f"{self.op}: {told}")
         if self.template == "sm90":
-            extents = (self.tile_m, self.tile_n, self.tile_k, self.num_stages)
-            gemm_sm90.check(self.op, *extents, target, problem.itemsize)
+            gemm_sm90.check(self.op, *self.tile, self.num_stages, target, problem.itemsize)
         elif self.transport != LIBRARY:
             tma = self.tma and can_use_tma(problem, target)
             self.blocking.check(self.op, problem.dtype, problem.out_dtype, tma, target)
 
-    def _unfit(self, problem: Problem, target: Target) -> Iterator[str]:
+    def _unfit(self, problem: Any, target: Target) -> Iterator[str]:
         """What does not fit the problem, the target or another field, and what to do."""
         way, nodes, dtype = f"transport={self.transport!r}", len(problem.nodes), problem.dtype
         if self.transport == LIBRARY:
@@ -119,10 +97,11 @@ class Config:
                     "of one size, and a result of the operands' dtype"
                 )
             return
-        if nodes > 1 and self.transport != "sm_push":
-            yield f"{way} on {nodes} nodes; it reaches ranks of one node: take transport='sm_push'"
-        if (self.template == FEW) != (self.transport == LL):
-            yield f"template={self.template!r} with {way}; {FEW!r} goes with {LL!r} alone"
+        if nodes > 1 and self.transport != SM_PUSH:
+            remedy = f"take transport={SM_PUSH!r}"
+            yield f"{way} on {nodes} nodes; it reaches ranks of one node: {remedy}"
+        if self.template == "sm90" and self.transport == LL:
+            yield f"template='sm90' with {way}; take template='plain'"
         if self.template == "sm90" and not can_use_sm90(problem, target):
             yield (
                 f"template='sm90' with {dtype} on {target}; it takes 16-bit operands, or fp8 with "
@@ -130,10 +109,10 @@ class Config:
                 "bytes, and compute capability 9.0: pass b as a transposed [n, k], or take "
                 "template='plain'"
             )
-        if dtype == E4M3 and target.backend == "cuda" and target.arch < E4M3_ARCH:
+        if dtype == E4M3 and target.backend == "cuda" and int(target.arch) < E4M3_ARCH:
             yield f"{dtype} on {target}; it needs compute capability 8.9: convert a and b"
         if problem.scaling and self.transport == LL:
-            yield f"{way} of {dtype}; scales do not travel as packets: take transport='sm_push'"
+            yield f"{way} of {dtype}; scales do not travel as packets: take transport={SM_PUSH!r}"
         is_larger = BLOCK_K % self.tile_n or BLOCK_K % self.tile_k
         if problem.scaling == BLOCKS and is_larger:
             yield (
@@ -141,11 +120,10 @@ class Config:
                 "scale; both must divide it"
             )
         programs, early = programs_on(target), own_tiles(problem, self)
-        resident = self.most_resident(problem, target) if self.transport == LL else programs
-        if self.feeders > resident:
+        if self.transport == SM_PUSH and self.pushers > programs:
             yield (
-                f"feeders={self.feeders}; {target} has {target.num_sms} SMs, of which {SPARE_SMS} "
-                f"is kept free but by packets: take at most {resident}, which run at once"
+                f"pushers={self.pushers}; {target} has {target.num_sms} SMs, of which {SPARE_SMS} "
+                f"is kept free: take at most {programs}, which run at once"
             )
         first = f"first_wave={self.first_wave}"
         if self.first_wave > 1 and not self.own_first:
@@ -160,59 +138,55 @@ class Config:
                 "at once, the others 1"
             )
 
-    def most_resident(self, problem: Problem, target: Target) -> int:
-        """How many programs of the small template fit at once."""
-        tma = self.tma and can_use_tma(problem, target)
-        return gemm_small.most_resident(
-            self.blocking, problem.dtype, problem.out_dtype, tma, target
-        )
+    @property
+    def num_pushers(self) -> int:
+        return self.pushers if self.transport == SM_PUSH else 0
 
     @property
     def blocking(self) -> Blocking:
-        return Blocking(self.tile_m, self.tile_n, self.tile_k, self.num_warps, self.num_stages)
-
-    def grid(self, problem: Problem, target: Target) -> int:
-        """Programs of _multiply: feeders and one for each tile, as far as all are resident."""
-        if self.template == "sm90":
-            return programs_on(target)
-        tiles = self.blocking.num_tiles(*problem.result)
-        fed = self.feeders if self.transport == "sm_push" else 0
-        return min(tiles + fed, programs_on(target))
+        return Blocking(*self.tile, self.num_warps, self.num_stages)
 
 
 def programs_on(target: Target) -> int:
-    """How many programs of _multiply may run at once."""
+    """How many programs of the product may run at once."""
     return max(1, target.num_sms - SPARE_SMS)
 
 
-def can_use_tma(problem: Problem, target: Target) -> bool:
+def can_use_tma(problem: Any, target: Target) -> bool:
     """Do the rows of A, B and C begin where TMA can read them, whichever way B lies? That may
     differ by rank, and a choice may not."""
     rows = [problem.k * problem.itemsize, problem.n * problem.itemsize]
     return blocking.can_use_tma(target, [*rows, problem.n * problem.out_itemsize])
 
 
-def straddles(problem: Problem, config: Config) -> bool:
+def straddles(problem: Any, config: Schedule) -> bool:
     """Are there tiles that hold rows of several ranks? Those are read from the slot alone."""
     is_even = problem.m == problem.rows * problem.num_ranks
     return problem.num_ranks > 1 and not (is_even and problem.rows % config.tile_m == 0)
 
 
-def can_use_sm90(problem: Problem, target: Target) -> bool:
+def can_use_sm90(problem: Any, target: Target) -> bool:
     """Does the template for Hopper take this problem there?"""
-    # Its feeders store directly: tiles do not reach other nodes from Gluon.
+    # Its communication CTAs store directly: tiles do not reach other nodes from Gluon.
     is_hopper = target.backend == "cuda" and target.arch == 90 and len(problem.nodes) <= 1
     is_16_bit = problem.itemsize == 2 or (problem.itemsize == 1 and problem.b_is_nk)
     return is_hopper and is_16_bit and problem.out_itemsize == 2 and can_use_tma(problem, target)
 
 
-def candidates(problem: Problem, target: Target) -> Iterator[Config]:
+def can_use_library(problem: Any, target: Target) -> bool:
+    """Can NCCL and cuBLAS do the same there? Where they may be faster, they were measured."""
+    is_even = problem.m == problem.rows * problem.num_ranks and problem.num_ranks > 1
+    is_alike = problem.out_dtype == problem.dtype and not problem.scaling
+    return target.backend == "cuda" and is_even and is_alike and len(problem.nodes) <= 1
+
+
+def candidates(problem: Any, target: Target) -> Iterator[Config]:
     """Configurations worth measuring, the one to take unmeasured first."""
     limit = NARROW_PUSH_BYTES if problem.n <= NARROW_N else PUSH_BYTES
     push_first = problem.shard_bytes <= limit or problem.num_ranks == 1
-    order = ("sm_push", "ce_push") if push_first else ("ce_push", "sm_push")
+    order = (SM_PUSH, CE_PUSH) if push_first else (CE_PUSH, SM_PUSH)
     if len(problem.nodes) > 1 or target.num_sms <= SPARE_SMS:
-        order = ("sm_push",)
+        order = (SM_PUSH,)
     by_packets = list(_by_packets(problem, target)) if len(problem.nodes) <= 1 else []
     if problem.m <= SMALL_M and target.backend != "emu":
         yield from by_packets
@@ -225,8 +199,7 @@ def candidates(problem: Problem, target: Target) -> Iterator[Config]:
     for transport in order:
         cuts = blocking.candidates(problem.m, problem.n, problem.k, problem.dtype, target)
         for cut in islice(cuts, most):
-            block = block_of(problem, cut, target)
-            config = Config(transport=transport, block=block, **vars(cut))
+            config = Config(transport=transport, **vars(cut))
             if problem.scaling == BLOCKS:
                 config = replace(
                     config, tile_n=min(BLOCK_K, cut.tile_n), tile_k=min(BLOCK_K, cut.tile_k)
@@ -240,44 +213,30 @@ def candidates(problem: Problem, target: Target) -> Iterator[Config]:
         yield Config(transport=LIBRARY)
 
 
-def _by_packets(problem: Problem, target: Target) -> Iterator[Config]:
-    """What the template for few rows can do, if rows are few."""
-    if 0 in (problem.m, problem.n, problem.k) or problem.itemsize not in (2, 4):
+def _by_packets(problem: Any, target: Target) -> Iterator[Config]:
+    """What packets can do, if rows are few."""
+    if problem.is_empty or problem.itemsize not in (2, 4):
         return
     if target.backend != "emu" and problem.m > 4 * SMALL_M:
         return
-    for cut in _few_rows(problem, target):
-        config = Config(transport=LL, template=FEW, **vars(cut))
-        yield _with_packets(config, problem, target)
+    for cut in _small_cuts(problem, target):
+        yield Config(transport=LL, chunks=1, pushers=0, **vars(cut))
 
 
-def _with_packets(config: Config, problem: Problem, target: Target) -> Config:
-    """`config` with programs enough, and packets for each."""
-    programs = config.most_resident(problem, target)
-    if target.backend == "emu":
-        programs = min(3, programs)
-    else:
-        tiles = config.blocking.num_tiles(problem.m, problem.n)
-        programs = gemm_small.programs_for(tiles, ceil(problem.k / config.tile_k), programs)
-    packets = ceil(problem.shard_bytes / vectors.PACKET_BYTES)
-    block = min(MOST_PACKETS, max(16, vectors.power_of_two(ceil(packets / programs))))
-    return replace(config, feeders=programs, block=block)
-
-
-def _few_rows(problem: Problem, target: Target) -> Iterator[Blocking]:
+def _small_cuts(problem: Any, target: Target) -> Iterator[Blocking]:
     """Narrow tiles with many stages: as much of B under way as fits."""
     usual = next(blocking.candidates(problem.m, problem.n, problem.k, problem.dtype, target))
-    tile_m = min(64, max(16, vectors.power_of_two(problem.m)))
+    tile_m = min(64, max(16, 1 << (problem.m - 1).bit_length()))
     if target.backend != "cuda" or problem.itemsize != 2 or not can_use_tma(problem, target):
         yield replace(usual, tile_m=min(usual.tile_m, tile_m), num_warps=4)
         return
     yield from gemm_small.cuts(tile_m, problem.n, target)
 
 
-def _on_hopper(problem: Problem, target: Target, transports: Sequence[str]) -> list[Config]:
+def _on_hopper(problem: Any, target: Target, transports: Sequence[str]) -> list[Config]:
     """What the template for Hopper can do, the one first that is predicted to end first: for each
     transport and each of its tiles, with what else is best of it."""
-    if 0 in (problem.m, problem.n, problem.k):
+    if problem.is_empty:
         return []
     # WIDER is left out until it has been read here: it is predicted to be first at few sizes of
     # one round (2 ranks, n 2560, m 2048: 133 us by push, 141 so), where no tile hides a wait.
@@ -285,19 +244,17 @@ def _on_hopper(problem: Problem, target: Target, transports: Sequence[str]) -> l
     rated = []
     for transport in filter(partial(_is_worth_rating, problem), transports):
         for cut in cuts if problem.itemsize > 1 else (gemm_sm90.PROMOTED,):
-            # A push is made by four warps, staging by eight.
-            block = 8192 if transport == "sm_push" else 16384
-            plain = Config(transport=transport, template="sm90", block=block, **vars(cut))
-            ways = list(_ways_of(with_transport(plain, problem, target), problem, target))
-            us = [_end_us(plain, problem, target, way) for way in ways]
+            plain = Config(transport=transport, template="sm90", **vars(cut))
+            ways = list(ways_of(with_transport(plain, problem, target), problem, target))
+            us = [end_us(plain, problem, target, way) for way in ways]
             best = min(range(len(ways)), key=us.__getitem__)
             rated.append((us[best], replace(plain, **ways[best]._asdict())))
     return [config for _, config in sorted(rated, key=lambda one: one[0])[:MOST_ON_HOPPER]]
 
 
-def _is_worth_rating(problem: Problem, transport: str) -> bool:
+def _is_worth_rating(problem: Any, transport: str) -> bool:
     """Could it end first?"""
-    if transport == "sm_push":
+    if transport == SM_PUSH:
         return problem.num_ranks == 1 or problem.shard_bytes <= MOST_PUSHED_BYTES
     return problem.shard_bytes >= FEWEST_PUT_BYTES
 
@@ -309,17 +266,16 @@ class Way(NamedTuple):
     own_first: bool
     chunks: int
     first_wave: int
-    feeders: int
-    pieces: int
+    pushers: int
 
 
-def _ways_of(base: Config, problem: Problem, target: Target) -> Iterator[Way]:
+def ways_of(base: Config, problem: Any, target: Target) -> Iterator[Way]:
     """Larger groups read B less often, but wait for more rows; so do all rows alike."""
     first = Way(*[getattr(base, name) for name in Way._fields])
     some = dict.fromkeys((first, first._replace(group_m=8)))
     yield from some
     yield first._replace(group_m=8, own_first=False)
-    if base.transport == "ce_push" and first.chunks == 1 and problem.rows > 1:
+    if base.transport == CE_PUSH and first.chunks == 1 and problem.rows > 1:
         some[first._replace(chunks=2)] = None
         yield first._replace(chunks=2)
     if problem.num_ranks == 1 or straddles(problem, base):
@@ -333,131 +289,86 @@ def _ways_of(base: Config, problem: Problem, target: Target) -> Iterator[Way]:
             # Those who push, the last ones, need have none.
             peers = (problem.num_ranks - 1) * way.chunks
             pieces = (programs - parts * early) // peers
-            if base.transport == "sm_push" and 0 < pieces < way.pieces:
-                one = one._replace(feeders=pieces * peers, pieces=pieces)
+            if base.transport == SM_PUSH and 0 < pieces < pieces_of(problem, way):
+                one = one._replace(pushers=pieces * peers)
             yield one
 
 
-def _end_us(config: Config, problem: Problem, target: Target, way: Way | None = None) -> float:
+def pieces_of(problem: Any, way: Any) -> int:
+    """Communication CTAs that share one chunk's way to one rank."""
+    return ceil(way.pushers / (max(1, problem.num_ranks - 1) * way.chunks))
+
+
+def end_us(config: Config, problem: Any, target: Target, way: Way | None = None) -> float:
     """When a call on Hopper would end, as predicted: rows are read in place."""
-    tile = (config.tile_m, config.tile_n, config.tile_k)
     if config.template != "sm90":
-        few = Product(problem.m, problem.n, problem.k, 1, tile)
+        few = Product(problem.m, problem.n, problem.k, 1, config.tile)
         return products.few_rows_us(few, H200X4, config.transport == LL)
     way = way or Way(*[getattr(config, name) for name in Way._fields])
     # The model is of 16-bit operands: fp8 are half of the bytes at twice the rate, as half of k is.
     k, tile_k = (extent * problem.itemsize // 2 for extent in (problem.k, config.tile_k))
+    head = head_of(problem.m, problem.rows, config.tile_m, way.own_first)
     product = Product(
-        problem.m, problem.n, k, problem.num_ranks, (*tile[:2], tile_k), group_m=way.group_m,
-        head=_head(problem, config.tile_m, way.own_first), first_wave=way.first_wave,
+        problem.m, problem.n, k, problem.num_ranks, (config.tile_m, config.tile_n, tile_k),
+        group_m=way.group_m, head=head, first_wave=way.first_wave,
     )  # fmt: skip
     return products.gathered_us(
         product, H200X4, config.transport, chunks=way.chunks, staged=False,
         num_programs=programs_on(target),
-        feeders=way.pieces * way.chunks * max(1, problem.num_ranks - 1),
+        feeders=pieces_of(problem, way) * way.chunks * max(1, problem.num_ranks - 1),
     )  # fmt: skip
 
 
-def unfused_us(problem: Problem, is_recorded: bool) -> float:
+def unfused_us(problem: Any, is_recorded: bool) -> float:
     """NCCL, then cuBLAS: what their launches cost the host shows unless they are recorded."""
     product = Product(problem.m, problem.n, problem.k, problem.num_ranks, TILE)
-    end_us = libraries.unfused_us(product, H200X4, "all_gather")
-    return end_us if is_recorded else max(end_us, H200X4.library_host_us)
+    us = libraries.unfused_us(product, H200X4, "all_gather")
+    return us if is_recorded else max(us, H200X4.library_host_us)
 
 
-def can_use_library(problem: Problem, target: Target) -> bool:
-    """Can NCCL and cuBLAS do the same there? Where they may be faster, they were measured."""
-    is_even = problem.m == problem.rows * problem.num_ranks and problem.num_ranks > 1
-    is_alike = problem.out_dtype == problem.dtype and not problem.scaling
-    return target.backend == "cuda" and is_even and is_alike and len(problem.nodes) <= 1
-
-
-def block_of(problem: Problem, cut: Blocking, target: Target) -> int:
-    """As many loads under way as registers hold: 128 bytes of a thread, or 16 elements alone."""
-    if target.backend == "emu":
-        return 1024  # so that several programs share the work, as on a GPU
-    is_aligned = problem.k * problem.itemsize % blocking.TMA_BYTES == 0
-    return 32 * cut.num_warps * (128 // problem.itemsize if is_aligned else 16)
-
-
-def with_transport(config: Config, problem: Problem, target: Target) -> Config:
+def with_transport(config: Config, problem: Any, target: Target) -> Config:
     """`config` with what follows from its transport, the sizes and the target."""
     # A group that reached into the next rank's rows would wait while own tiles are left.
     config = replace(config, group_m=max(1, min(8, problem.rows // config.tile_m)))
     tiles, programs = config.blocking.num_tiles(*problem.result), programs_on(target)
     peers = max(1, problem.num_ranks - 1)
-    if config.transport == "ce_push":
-        feeders = max(1, ceil(problem.shard_bytes / STAGE_BYTES))
+    if config.transport == CE_PUSH:
         is_fine = problem.shard_bytes >= TWO_CHUNKS_BYTES or target.backend == "emu"
-        chunks = min(2 if is_fine else 1, problem.rows)
-    elif config.template == "sm90":
+        return replace(config, pushers=0, chunks=max(1, min(2 if is_fine else 1, problem.rows)))
+    if config.template == "sm90":
         # Nothing else runs beside them.
-        feeders = max(peers, ceil(problem.shard_bytes * peers / PUSH_PIECE_BYTES))
+        pushers = max(peers, ceil(problem.shard_bytes * peers / PUSH_PIECE_BYTES))
         chunks = 1
     else:
         # Programs without a tile in the last round have the time.
-        feeders = min(max(-tiles % programs, MIN_PUSHERS), MAX_PUSHERS)
-        chunks = min(max(1, problem.rows // config.tile_m), 8)
-    feeders = min(3 if target.backend == "emu" else feeders, programs)
-    shares = 1 if config.transport == "ce_push" else peers * chunks
-    return replace(config, feeders=feeders, chunks=max(1, chunks), pieces=ceil(feeders / shares))
+        pushers = min(max(-tiles % programs, MIN_PUSHERS), MAX_PUSHERS)
+        chunks = max(1, min(problem.rows // config.tile_m, 8))
+    pushers = min(3 if target.backend == "emu" else pushers, programs)
+    return replace(config, pushers=pushers, chunks=chunks)
 
 
-def choose(problem: Problem, target: Target, is_recorded: bool = False) -> Config:
+def choose(problem: Any, target: Target, is_recorded: bool = False) -> Config:
     """The configuration to take when nothing was measured: a pure function of these.
 
     Where nothing is fused the launches of two libraries cost the host time, but in a recording.
     """
     fused = next(candidates(problem, target))
-    if not (can_use_sm90(problem, target) and can_use_library(problem, target)):
+    can_be = can_use_sm90(problem, target) and can_use_library(problem, target)
+    if not can_be or problem.is_empty:
         return fused
-    if 0 in (problem.m, problem.n, problem.k):
-        return fused
-    is_slower = _end_us(fused, problem, target) > MARGIN * unfused_us(problem, is_recorded)
+    is_slower = end_us(fused, problem, target) > MARGIN * unfused_us(problem, is_recorded)
     return Config(transport=LIBRARY) if is_slower else fused
 
 
-# ---------------------------------------------------------------------------------------------
-# What kernels are told
-
-
-def shape_of(problem: Problem) -> gemm.Shape:
-    stride_b = problem.k if problem.b_is_nk else problem.n
-    return gemm.Shape(problem.m, problem.n, problem.k, problem.k, stride_b, problem.n)
-
-
-def split_of(problem: Problem, config: Config) -> StaticMapping:
-    """How rows lie over ranks and chunks."""
-    return StaticMapping.of(
-        problem.m, problem.num_ranks, chunks=config.chunks, push_rows=1, tile_rows=config.tile_m
-    )
-
-
-def turns_of(problem: Problem, config: Config) -> Turns:
-    return Turns(config.group_m, _head(problem, config.tile_m, config.own_first))
-
-
-def _head(problem: Problem, tile_m: int, own_first: bool) -> int:
-    """Rows of tiles that are a group by themselves."""
-    num_m = ceil(problem.m / tile_m)
-    # Where no tile is one rank's alone, none can go first, and B is read once.
-    return min(problem.rows // tile_m if own_first else 0, num_m) or max(1, num_m)
-
-
-def own_tiles(problem: Problem, config: Config) -> int:
+def own_tiles(problem: Any, config: Schedule) -> int:
     """How many tiles of the order need no other rank's rows."""
-    return turns_of(problem, config).head * ceil(problem.n / config.tile_n)
+    head = head_of(problem.m, problem.rows, config.tile_m, config.own_first)
+    return head * ceil(problem.n / config.tile_n)
 
 
-def chunk_of(problem: Problem, config: Config, is_sm90: bool) -> tuple[int, int]:
-    """Rows and columns of the result that are stored at once."""
-    if not is_sm90:
-        return config.tile_m, config.tile_n
-    return gemm_sm90.chunk_of(config.tile_m, config.tile_n, problem.itemsize)
-
-
-def tile_of(problem: Problem, config: Config, tma: bool) -> gemm.Tile:
-    """The plain template's. It takes a power of two of columns, where that for Hopper may have more
-    and it stands in for it: ranks tell each other nothing of columns."""
-    extents = (config.tile_m, gemm_sm90.wide_columns(config.tile_n), config.tile_k)
-    return gemm.Tile.of(*extents, size_k=problem.k, b_is_nk=problem.b_is_nk, tma=tma)
+def planned(program: Program, config: Schedule, problem: Any, target: Target) -> pipeline.Stages:
+    """The plan of a traced program of one gather and one product, which runs as `config` says."""
+    engine = ENGINES[config.transport]
+    if config.transport == CE_PUSH and problem.num_ranks == 1:
+        engine = ENGINES[SM_PUSH]  # there is nothing to copy
+    return planned_by(program, config, engine, problem, target, chunks=config.chunks)
