@@ -261,7 +261,7 @@ def test_two_kernels_of_one_name_and_other_machines_are_refused(folder, tmp_path
     (entry,) = plan["kernels"]
     plan["kernels"] = [entry, entry, {**entry, "target": "hip:gfx942"}]
     (tmp_path / "plan.json").write_text(json.dumps(plan))
-    with pytest.raises(UsageError, match="2 kernels for cuda:90 are called all_gather"):
+    with pytest.raises(UsageError, match="2 kernels for cuda:90 are called push_packets"):
         load(tmp_path, HOPPER)
     with pytest.raises(UnsupportedError, match="kernels for hip:gfx942 are launched by Triton"):
         load(tmp_path, "hip:gfx942")

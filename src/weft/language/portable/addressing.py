@@ -47,6 +47,9 @@ def at(world, ptr, peer):
     item_bytes: tl.constexpr = (ptr.dtype.element_ty.primitive_bitwidth + 7) // 8
     # Heaps start on page boundaries. Said right here: a hint on what another function returns
     # is lost by the inliner, and any other form of this addition falls to 2-byte stores.
+    if item_bytes == 1:
+        # A division by 1 is folded, and a hint on it with it: bytes would be stored one at a time.
+        return ptr + tl.multiple_of(delta, 16)
     return ptr + tl.multiple_of(delta // item_bytes, 16)
 
 
