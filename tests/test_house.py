@@ -267,12 +267,6 @@ def all_files() -> Iterator[tuple[Path, str]]:
             yield path, path.read_text()
 
 
-# Modules of ops/ that tests still ask, until these are programs: none is to be added.
-STILL_ASKED = {
-    "weft.ops._ag_gemm_config", "weft.ops._ag_gemm_scales",
-}  # fmt: skip
-
-
 def test_no_private_module_is_imported_from_outside():
     """What tests, examples and pages ask is what users can; the rest may change without them."""
     found = {}
@@ -292,7 +286,7 @@ def test_no_private_module_is_imported_from_outside():
                 if parts[0] == "weft" and any(re.match("_[^_]", part) for part in parts):
                     private = next(i for i, part in enumerate(parts) if re.match("_[^_]", part))
                     found[where(path, node.lineno)] = ".".join(parts[: private + 1])
-    told = [f"{place}: {name}" for place, name in found.items() if name not in STILL_ASKED]
+    told = [f"{place}: {name}" for place, name in found.items()]
     assert not told, "\n".join(told)
 
 

@@ -282,8 +282,11 @@ def program(
     return compile_it
 
 
-def trace(function: Callable[..., Any], mesh: str, parameters: dict[str, Type]) -> Program:
-    """The Task IR of `function`, at stage traced. Raises  UsageError"""
+def trace(
+    function: Callable[..., Any], mesh: str, parameters: dict[str, Type], **constants: Any
+) -> Program:
+    """The Task IR of `function`, at stage traced; `constants` are its parameters that are no
+    tensors. Raises  UsageError"""
     code = inspect.unwrap(function).__code__
     name = function.__name__ if function.__name__.isidentifier() else "program"
     here = Place((Frame(code.co_filename, code.co_firstlineno, function.__name__),))
@@ -294,7 +297,7 @@ def trace(function: Callable[..., Any], mesh: str, parameters: dict[str, Type]) 
             "the world of that axis: weft.init(group=device_mesh['tp'])",
             place=here,
         )
-    wanted = list(inspect.signature(function).parameters)
+    wanted = [one for one in inspect.signature(function).parameters if one not in constants]
     if taken := {"world", *MOVED} & {*wanted}:
         message = f"{name} has a parameter {', '.join(sorted(taken))}, which a call has for itself"
         raise UsageError(f"{message}; call it otherwise", place=here)
@@ -313,7 +316,7 @@ def trace(function: Callable[..., Any], mesh: str, parameters: dict[str, Type]) 
         if kind.placement is None:
             kind = Type(kind.dtype, kind.sizes, Replicate())
         inputs[one] = traced.add("input", name=one, type=kind, place=here)
-    returned = function(**inputs)
+    returned = function(**inputs, **constants)
     results = returned if isinstance(returned, tuple) else (returned,)
     if not results or not all(isinstance(one, Value) for one in results):
         raise UsageError(f"{name} returns {returned!r}; it returns values of itself", place=here)

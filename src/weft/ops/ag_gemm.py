@@ -16,6 +16,7 @@ Source  the design's section 4; FLUX, TileLink and torch's async-TP for the idea
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -31,8 +32,8 @@ from weft.plan.runner import is_as_recorded
 from weft.runtime.world import World
 
 
-def program(a: Any, b: Any, **result: str) -> Any:
-    return frontend.matmul(frontend.all_gather(a), b, **result)
+def program(a: Any, b: Any, dtype: str, scaling: str) -> Any:
+    return frontend.matmul(frontend.all_gather(a), b, dtype=dtype, scaling=scaling)
 
 
 def reference(problem: Problem, inputs: Sequence[Mapping[str, Any]]) -> list[torch.Tensor]:
@@ -109,7 +110,6 @@ def run(world: World, problem: Problem, inputs: Mapping[str, Any], config: Confi
 
 
 SHAPE = {"m": 56, "n": 24, "k": 16}
-
 op = Op(
     name="ag_gemm",
     summary="C[m, n] = all_gather(A over rows)[m, k] @ B[k, n]",
@@ -119,6 +119,7 @@ op = Op(
     make_inputs=make_inputs,
     reference=reference,
     run=run,
+    program=partial(gathered.traced, program),
     candidates=candidates,
     choose=choose,
     kernels=described.kernels_of(run, make_inputs, candidates),

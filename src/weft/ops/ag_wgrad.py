@@ -41,7 +41,10 @@ from weft.compiler import layouts
 from weft.compiler.gather_schedules import CE_PUSH, pieces_of
 from weft.language import mapping, slots, triton_api
 from weft.ops import _baselines
-from weft.ops._ag_wgrad_config import (
+from weft.plan import call_cache, described, gathered, moving, operations, problems, transfers
+from weft.plan.launches import Start
+from weft.plan.product_launches import block_of
+from weft.plan.wgrad_schedules import (
     Config,
     Problem,
     can_use_tma,
@@ -51,9 +54,6 @@ from weft.ops._ag_wgrad_config import (
     split_of,
     tile_of,
 )
-from weft.plan import call_cache, described, gathered, moving, operations, problems, transfers
-from weft.plan.launches import Start
-from weft.plan.product_launches import block_of
 from weft.runtime.world import World
 from weft.tiles import blocking, fragments, gemm, swizzle
 from weft.tiles.hooks import feed

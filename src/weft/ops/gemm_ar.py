@@ -122,10 +122,7 @@ def _make_call(world: World, a: Any, b: Any, out: Any, config: Any) -> summed.Ca
 
 
 problem_of = partial(summed.problem_of, Problem)
-
-
 run = calling(gemm_ar)
-
 
 op = Op(
     name="gemm_ar",

@@ -122,10 +122,7 @@ def _make_call(
 
 
 problem_of = partial(summed.problem_of, Problem)
-
-
 run = calling(gemm_rs)
-
 
 op = Op(
     name="gemm_rs",

@@ -238,11 +238,8 @@ def _traced(function: Any, problem: Problem) -> Program:
     one, columns = problem, problem.n * problem.num_ranks
     types = {"a": Tensor(one.dtype, ("m", one.k), Shard(0)),
              "b": Tensor(one.dtype, (one.k, columns), Shard(1))}  # fmt: skip
-
-    def program(a: Any, b: Any) -> Any:
-        return function(a, b, dtype=one.out_dtype, scaling=one.scaling)
-
-    return replace(frontend.trace(program, "tp", types), name=one.op)
+    made = frontend.trace(function, "tp", types, dtype=one.out_dtype, scaling=one.scaling)
+    return replace(made, name=one.op)
 
 
 class Call:

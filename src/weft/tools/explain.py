@@ -108,17 +108,15 @@ def subject_of(work: Work, target: str, hw: str, on_heap: str = "") -> Subject |
     """An operator as a program, with this call; None where it is not one."""
     from weft.base.hardware import find_hardware
     from weft.compiler.facts import Facts
-    from weft.ops import _programs
     from weft.tools.explanation import Subject
 
     machine = find_hardware(hw)
-    made = work.op.program or getattr(_programs, work.op.name, None)
-    if made is None:
+    if work.op.program is None:
         return None
     nodes = tuple(work.nodes) if len(work.nodes) > 1 else ()
     sizes, heap = {"m": work.shape["m"]}, frozenset(filter(None, on_heap.split(",")))
     facts = Facts(sizes, work.num_ranks, parse_target(target), nodes, heap)
-    return Subject(made(work.problem()), facts, machine)
+    return Subject(work.op.program(work.problem()), facts, machine)
 
 
 def choice_of(work: Work, target: Target) -> Any:

@@ -11,7 +11,6 @@ from typing import Any
 
 from weft.compiler.compiled import Compiled
 from weft.compiler.facts import Facts
-from weft.ops import _programs
 from weft.plan.program_cards import UNFUSED, Config
 from weft.tune.case import Case
 from weft.tune.variants import Variant
@@ -20,8 +19,7 @@ from weft.tune.variants import Variant
 def product(case: Case) -> Variant:
     """Of the operators that are one product: operands by the names that the operator has."""
     problem, world = case.problem, case.world
-    made = case.card.program or getattr(_programs, case.card.name)
-    compiled = Compiled(made(problem))
+    compiled = Compiled(case.card.program(problem))
 
     def call(inputs: Mapping[str, Any]) -> Callable[[], Any]:
         return lambda: compiled(inputs["a"], inputs["b"], world=world, m=problem.m)

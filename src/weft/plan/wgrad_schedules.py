@@ -1,8 +1,5 @@
-"""What a call of ag_wgrad is asked for, and how it is done: configurations, which to take, and what
-kernels are told of them.
-
-Not an operator: a part of ag_wgrad.py, which see.
-"""
+"""Schedules of ag_wgrad: configurations of a problem, which one to take, and what kernels are told
+of them."""
 
 from __future__ import annotations
 
