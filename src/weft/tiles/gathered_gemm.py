@@ -62,7 +62,7 @@ def gathered_gemm(a, gathered, rows, b, c, words, steps, calls, unpacked, sums, 
     # program's own count of steps, and no store is asynchronous
     wl.notify(world, unpacked, 1, to=wl.rank(world), op=wl.SignalOp.ADD, scope=wl.Scope.DEVICE)
     m = tl.cast(shape.m, tl.int32)
-    # weft: allow grid-residency: a launch has no more than `most_resident` programs
+    # All programs are resident: a launch has no more than `most_resident`.
     gemm_small.gemm_small(
         b, shape, tile, gemm_small.Partials(sums, come), program, num_programs,
         _ready, Unpacked(rows, m, unpacked, call * num_programs, world),
