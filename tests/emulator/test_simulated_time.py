@@ -359,8 +359,8 @@ def fused(seed: int = 0):
     op = cards()["ag_gemm"]
     problem = op.make_problem(4, {"m": M, "n": N, "k": K}, "float16")
     config = op.config(
-        transport="ce_push", chunks=1, tile_m=32, tile_n=32, tile_k=32, num_warps=4, feeders=2,
-        pieces=4, tma=False,
+        transport="ce_push", chunks=1, tile_m=32, tile_n=32, tile_k=32, num_warps=4, pushers=2,
+        tma=False,
     )  # fmt: skip
     inputs = [op.make_inputs(problem, rank, 0) for rank in range(4)]
 

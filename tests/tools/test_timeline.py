@@ -21,7 +21,7 @@ def test_the_schedule_of_a_run_is_a_page(tmp_path, capsys):
     assert [one["rank"] for one in values["totals"]] == [0, 1] and values["end_us"] > 0
     text = path.read_text()
     assert "transport=ce_push" in text and "copy engine 0" in text and "multiply" in text
-    assert "rows_ready[" in text, "signals are named"
+    assert "signal program ag_gemm[" in text, "signals are named"
     assert main(words) == 0
     said = capsys.readouterr()
     assert "SMs wait" in said.out and str(path) in said.err.replace("\n", "")
