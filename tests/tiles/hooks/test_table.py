@@ -25,7 +25,7 @@ def ready_at_once(at, segment, tile, args):
 @triton.jit
 def store(at, cells, fragment, args):
     """args: gemm.Stored"""
-    table.store_slots(args.c, at, cells, fragment, args.shape)
+    table.store_slots(args.c, at, cells, fragment, args.shape.n)
 
 
 @triton.jit

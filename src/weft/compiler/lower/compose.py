@@ -262,6 +262,8 @@ def _of_hook(one: core.Hook, kernel: core.Kernel) -> list[_Guarded]:
     if one.function == "feed":
         return [(Call(feed.feed_all, one.args, then={FEEDING: ()}), "")]
     function, args, guard = HOOKS[one.function]
+    if one.function == "store_slots" and kernel.at("value"):  # what was made of a tile
+        function = table.store_value
     if one.slot == "combine" and kernel.of(core.Template)[0].function == "rows":
         guard = OWN  # up to what is sent they are own ones; results are made of all
     if args is None:

@@ -140,9 +140,15 @@ def read_slots(source, at):
 
 @triton.jit
 def store_slots(c, at, cells, fragment, num_columns):
-    """Store what was made of a tile in c[slots, num_columns], rounded to c's dtype."""
+    """Store the tile in c[slots, num_columns], rounded to c's dtype."""
     fragments.store_block(c, at.first + cells.tile_row, cells.column, fragment, at.end,
                           num_columns, num_columns)  # fmt: skip
+
+
+@triton.jit
+def store_value(c, at, cells, value, num_columns):
+    """The same of what was made of the tile, which the fragment does not hold."""
+    store_slots(c, at, cells, value, num_columns)
 
 
 @triton.jit
