@@ -72,7 +72,7 @@ def gather_and_multiply(
     turns = Turns(2, max(1, split.rank_rows // 16), 1, 0, 0)
     kernel.plain[(programs,)](
         *kernel.arranged((*operands, slot.rows_ready)), slot.arg, shape, split, turns,
-        tile.as_constexpr(), world.arg,
+        tile.as_constexpr(), world.arg, 64,
     )  # fmt: skip
     if is_first:
         give_back[(1,)](slot.arg, world.arg)

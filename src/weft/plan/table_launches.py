@@ -10,7 +10,7 @@ import torch
 
 from weft.base.parts import full_part
 from weft.compiler import layouts
-from weft.compiler.lower import source
+from weft.compiler.lower import signature, source
 from weft.ir import core
 from weft.ir.device import Do, Launch
 from weft.ir.schedule import Schedule
@@ -91,19 +91,19 @@ class GroupedProduct(KernelLaunch):
             for one in self.kernel.of(core.Param) if one.sort not in ("slot", "world")
         ]  # fmt: skip
         sizes, tile = (self._shape, self.experts), self._tiles[is_sm90]
-        options = {"num_warps": schedule.num_warps}
+        options, block = {"num_warps": schedule.num_warps}, signature.PUSHED
         if is_sm90:
             cut = (tile.m, tile.n, tile.k, schedule.num_stages, tile.b_is_nk)
             name = self.launch.kernel
             shared = (getattr(slot, f"{name}_sums"), getattr(slot, f"{name}_summed"))
             first = self.variants.arranged(arguments, ())
-            given = (*first, *shared, slot.arg, *sizes, None, self.world.arg, *cut)
+            given = (*first, *shared, slot.arg, *sizes, None, self.world.arg, *cut, block)
             return Start(self.variants.sm90, self.grid, given, options)
         # That of a schedule for Hopper, where addresses are not TMA's, has fewer stages.
         is_plain = schedule.template == "plain"
         options["num_stages"] = schedule.num_stages if is_plain else PLAIN_STAGES
         first = self.variants.arranged(arguments)
-        given = (*first, slot.arg, *sizes, None, tile.as_constexpr(), self.world.arg)
+        given = (*first, slot.arg, *sizes, None, tile.as_constexpr(), self.world.arg, block)
         return Start(self.variants.plain, self.grid, given, options)
 
     def _is_aligned(self, bound: Mapping[str, Any]) -> bool:

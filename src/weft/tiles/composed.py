@@ -19,7 +19,7 @@ from weft.tiles import composition, gemm, gemm_sm90
 @triton.jit
 def product(
     hooks: tl.constexpr, operand_0, operand_1, operand_2, operand_3, arrays, slot, shape, mapping,
-    turns, tile, world, block: tl.constexpr = 0,
+    turns, tile, world, block: tl.constexpr,
 ):  # fmt: skip
     """The GEMM template on any target."""
     _multiply(
@@ -73,7 +73,7 @@ def product_sm90(
     peer_7, peer_8, peer_9, peer_10, peer_11, peer_12, peer_13,
     arrays, sums, summed, slot, shape, mapping, turns, world,
     tile_m: gl.constexpr, tile_n: gl.constexpr, tile_k: gl.constexpr, stages: gl.constexpr,
-    b_is_nk: gl.constexpr, block: gl.constexpr = 0,
+    b_is_nk: gl.constexpr, block: gl.constexpr,
 ):  # fmt: skip
     """The same on Hopper; operands are descriptors, `sums` and `summed` its own. Peers' are of two
     arrays that tiles are sent to, by hop."""
