@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+# Communication CTAs for which nobody says how many.
+PUSHERS = 20
+
 
 @dataclass(frozen=True)
 class Schedule:

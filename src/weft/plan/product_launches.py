@@ -15,7 +15,7 @@ from weft.compiler.lower import compose, kernels, signature, source
 from weft.compiler.passes import swizzle
 from weft.ir import core
 from weft.ir.device import Launch, scales_of
-from weft.ir.schedule import Schedule
+from weft.ir.schedule import PUSHERS, Schedule
 from weft.plan import launches, scales
 from weft.plan.launches import KernelLaunch, Start
 from weft.plan.sizes import SizedPlan
@@ -23,9 +23,9 @@ from weft.tiles import blocking, gemm, gemm_sm90, tile_scheduler
 from weft.tiles.hooks import whole
 
 PLAIN_WARPS, PLAIN_STAGES = 8, 3
-# Communication CTAs for which nobody says how many; and what one moves at a time on the emulator,
-# so that several share the work, as on a GPU.
-PUSHERS, EMULATED_BLOCK = 20, 1024
+# What a communication CTA moves at a time on the emulator, so that several share the work, as on a
+# GPU.
+EMULATED_BLOCK = 1024
 
 
 def block_of(num_warps: int, itemsize: int, is_even: bool, target: Any) -> int:

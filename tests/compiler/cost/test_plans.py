@@ -11,6 +11,7 @@ import pytest
 
 from weft.base.errors import UsageError
 from weft.base.hardware import H200X4
+from weft.base.schedule import LINKS
 from weft.compiler import (
     Facts,
     Shard,
@@ -22,8 +23,14 @@ from weft.compiler import (
     silu_mul,
 )
 from weft.compiler.cost.plans import PlanAt, predict
-from weft.compiler.cost.products import Product, gathered_us, reduced_us, scattered_us
-from weft.ir import device
+from weft.compiler.cost.products import (
+    Product,
+    few_rows_us,
+    gathered_us,
+    reduced_us,
+    scattered_us,
+)
+from weft.ir import device, schedule
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 
@@ -50,8 +57,10 @@ def of_kind(schedule, rank: int, kind: str):
 
 @pytest.mark.parametrize("m, num_ranks", [(4096, 4), (997, 3), (130, 8), (3, 4), (1, 1), (0, 2)])
 @pytest.mark.parametrize(
-    "name", ["ag_gemm_pull", "ag_gemm_in_place", "ag_gemm_push", "ag_gemm_put"]
-)
+    "name",
+    ["ag_gemm_pull", "ag_gemm_in_place", "ag_gemm_push", "ag_gemm_put", "ag_gemm_pushers",
+     "ag_gemm_scaled"],
+)  # fmt: skip
 def test_a_gathering_product_does_each_tile_once_and_none_before_its_rows(name, m, num_ranks):
     found = predict(golden(name), {"m": m}, num_ranks, H200X4)
     columns = ceil(28672 / num_ranks)
@@ -120,10 +129,26 @@ def test_a_plan_ends_when_the_model_says_that_chose_it(m):
     for name, engine in (("in_place", "ce_pull"), ("put", "ce_push")):
         played = predict(golden(f"ag_gemm_{name}"), {"m": m}, 4, H200X4).end_us
         assert played == pytest.approx(gathered_us(wide, H200X4, engine, staged=False), rel=0.02)
+    played = predict(golden("ag_gemm_pushers"), {"m": m}, 4, H200X4).end_us
+    model = gathered_us(
+        wide, H200X4, "sm_push", num_programs=H200X4.num_sms - 1, feeders=schedule.PUSHERS
+    )
+    assert played == pytest.approx(model, rel=0.02)
     deep = Product(m, 4096, 3584, 4, (128, 256, 64))
     for name, model in (("gemm_rs", scattered_us), ("gemm_ar_two_shot", reduced_us)):
         played = predict(golden(name), {"m": m}, 4, H200X4).end_us
         assert played == pytest.approx(model(deep, H200X4), rel=0.06)
+
+
+@pytest.mark.parametrize("m", [16, 64])
+def test_packets_bring_few_rows_in_about_the_time_by_which_they_are_chosen(m):
+    found = predict(golden("ag_gemm_packets"), {"m": m}, 4, H200X4)
+    few = Product(m, 7168, 4096, 4, (64, 64, 128))
+    assert found.end_us == pytest.approx(few_rows_us(few, H200X4, by_packets=True), rel=0.3)
+    sent = [one for one in of_kind(found, 0, "transfer") if one.lane == LINKS]
+    assert {one.name for one in sent} == {
+        f"{2 * m // 4 * 4096 * 2} bytes to rank {peer}" for peer in (1, 2, 3)
+    }
 
 
 def test_it_takes_no_longer_the_more_rows_there_are():

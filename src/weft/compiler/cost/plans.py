@@ -33,6 +33,7 @@ from weft.ir.device import (
     Call,
     Channel,
     Copy,
+    Do,
     Launch,
     Notify,
     Part,
@@ -42,6 +43,7 @@ from weft.ir.device import (
     Tiles,
     Wait,
 )
+from weft.ir.schedule import PUSHERS
 from weft.ir.tensor import Size
 from weft.language.mapping import as_python
 from weft.tiles import hierarchy
@@ -155,7 +157,7 @@ class PlanAt:
     def extents_of(self, rank: int, step: Launch) -> tuple[int, int]:
         """Rows and columns that a kernel's tiles cut: of its product, or of what it writes."""
         if step.template == "gemm":
-            left, right = step.body[0].operands
+            left, right = product_of(step).operands
             return self.extents(left, rank)[0], self.extents(right, rank)[1]
         m, n = self.extents(step.writes[0], rank)
         return m, n
@@ -376,6 +378,8 @@ class _Times(PlanAt):
             )
         elif gathered := self.gathered_by(step):
             end = yield from self.gather(rank, start, step, gathered)
+        elif brings_rows(step):
+            end = yield from self.gather_packets(rank, start, step)
         elif self.parts_of(step):
             end = yield from self.scatter(rank, start, step, self.parts_of(step)[0])
         else:
@@ -434,10 +438,10 @@ class _Times(PlanAt):
 
     def product(self, rank: int, step: Launch) -> Product:
         m, n = self.extents_of(rank, step)
-        k, rows = self.extents(step.body[0].operands[0], rank)[-1], full_part(m, self.num_ranks)
+        left, rows = product_of(step).operands[0], full_part(m, self.num_ranks)
         group_m = max(1, min(GROUP_M, rows // step.tile[0]))
         tile, itemsize = (step.tile[0], step.tile[1], step.tile[2]), self.itemsize(step.writes[0])
-        return Product(m, n, k, self.num_ranks, tile, itemsize, group_m)
+        return Product(m, n, self.extents(left, rank)[-1], self.num_ranks, tile, itemsize, group_m)
 
     def programs_of(self, step: Launch, product: Product) -> int:
         """How many run at once."""
@@ -478,6 +482,8 @@ class _Times(PlanAt):
         if not product.m:
             return start
         programs, each_us = self.programs_of(step, product), tile_us(product, self.machine)
+        # Communication CTAs have no tiles before they have stored own rows on the other ranks.
+        late = (min(PUSHERS, programs), self.feed(rank, start, step)) if brings_rows(step) else ()
         parts = self.arriving(rank, step, channel)
         ends = [*[row // step.tile[0] for _, _, row in parts[1:]], product.tiles[0]]
         arrivals, now = [], start
@@ -492,11 +498,30 @@ class _Times(PlanAt):
             tiles = (end_row - first) * product.tiles[1]
             took = tiles * each_us / programs
             if i + 1 == len(parts):
-                end = multiply_us(product, self.machine, programs, arrivals)
+                end = multiply_us(product, self.machine, programs, arrivals, *late)
                 took = max(took, end + reread_us(product, self.machine) - now)
             now = self.work(rank, f"{counted(tiles, 'tile')} of rank {source}'s rows", now, took,
                             source)  # fmt: skip
         return now
+
+    def feed(self, rank: int, start: float, step: Launch) -> float:
+        """Own rows to all peers at once, by the kernel that multiplies: when they have left."""
+        (own,), end = step.body[0].operands, start
+        for peer in self.receivers(rank, step):
+            end = self.push(rank, peer, self.num_bytes(own, rank), start)
+        for name, peer in pairs(step.announces, self.receivers(rank, step)):
+            for chunk in range(self.chunks_of(self.channels[name])):
+                self.notify((name, peer, rank, chunk), end, rank, LINKS)
+        return end
+
+    def gather_packets(self, rank: int, start: float, step: Launch) -> Steps:
+        """Own rows to every peer, in packets that carry their flags; all tiles once theirs came."""
+        (own,), (name,), m = step.body[0].operands, step.announces, self.extents_of(rank, step)[0]
+        for peer in self.receivers(rank, step):
+            self.send(rank, peer, 2 * self.num_bytes(own, rank), start, start, name)
+        keys = [(name, rank, peer) for peer in self.peers(rank)]
+        now = yield from self.wait(rank, PROGRAMS, start, keys, name)
+        return self.work(rank, counted(m, "row"), now, self.alone_us(rank, step), rank)
 
     def arriving(self, rank: int, step: Launch, channel: Channel) -> list[tuple[int, int, int]]:
         """(source, chunk, first row in the kernel's order), own rows first."""
@@ -564,6 +589,16 @@ class _Times(PlanAt):
         now = yield from self.wait(rank, PROGRAMS, now, keys, name)
         took = us(nbytes * (self.num_ranks - 1), gbps * self.machine.num_sms)
         return self.work(rank, "sums of own rows", now, took, rank)
+
+
+def product_of(step: Launch) -> Do:
+    """The product among what a launch does, if it does one."""
+    return next(do for do in step.body if do.kind == "matmul")
+
+
+def brings_rows(step: Launch) -> bool:
+    """Does the kernel that multiplies store own rows on the other ranks, too?"""
+    return any(do.kind == "all_gather" for do in step.body) and step.template in ("gemm", "small")
 
 
 def us(nbytes: float, gbps: float) -> float:
