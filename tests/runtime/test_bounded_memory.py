@@ -223,7 +223,10 @@ def test_sizes_that_grow_fit_in_a_heap_of_the_largest(transport, recorded, monke
                 assert (kept == m * K).all()
         with pytest.raises(OutOfMemoryError) as found:
             call(torch.ones(1 << 13, K))
-        assert "workspace 'ag_gemm'" in str(found.value)
+        assert "workspace 'program ag_gemm'" in str(found.value)
+        # The gathered rows, and nothing else.
+        needed = f"program ag_gemm[0].memory needs {(1 << 14) * K * 4} bytes"
+        assert needed in str(found.value)
         assert ("kept for what was recorded at" in str(found.value)) == recorded
         assert (call(torch.ones(8, K)) == K).all(), "smaller calls go on"
         world.close()
