@@ -483,7 +483,9 @@ class _Times(PlanAt):
             return start
         programs, each_us = self.programs_of(step, product), tile_us(product, self.machine)
         # Communication CTAs have no tiles before they have stored own rows on the other ranks.
-        late = (min(PUSHERS, programs), self.feed(rank, start, step)) if brings_rows(step) else ()
+        late, fed = 0, start
+        if brings_rows(step):
+            late, fed = min(PUSHERS, programs), self.feed(rank, start, step)
         parts = self.arriving(rank, step, channel)
         ends = [*[row // step.tile[0] for _, _, row in parts[1:]], product.tiles[0]]
         arrivals, now = [], start
@@ -498,7 +500,7 @@ class _Times(PlanAt):
             tiles = (end_row - first) * product.tiles[1]
             took = tiles * each_us / programs
             if i + 1 == len(parts):
-                end = multiply_us(product, self.machine, programs, arrivals, *late)
+                end = multiply_us(product, self.machine, programs, arrivals, late, fed)
                 took = max(took, end + reread_us(product, self.machine) - now)
             now = self.work(rank, f"{counted(tiles, 'tile')} of rank {source}'s rows", now, took,
                             source)  # fmt: skip
