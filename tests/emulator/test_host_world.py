@@ -286,6 +286,18 @@ def test_a_world_that_is_left_by_an_exception_reports_that_one():
         session.run(main)
 
 
+def test_what_an_exception_leaves_queued_hides_it_behind_no_finding():
+    def main():
+        with weft.init(heap_bytes=HEAP) as world:
+            x, out = torch.zeros(8), torch.zeros(8)
+            for _ in range(3):
+                all_reduce(world, x, out)
+            raise ValueError("gone")
+
+    with weft.emulated(ranks=1) as session, pytest.raises(ValueError, match="gone"):
+        session.run(main)
+
+
 def test_bad_input():
     def not_symmetric(world):
         read_peer[(1,)](world.arg, torch.zeros(4), torch.zeros(1), PEER=0)
