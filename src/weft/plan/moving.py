@@ -59,6 +59,8 @@ def edges(source, target, slot, split, columns, takes: tl.constexpr, world, tile
           block: tl.constexpr):  # fmt: skip
     """Own rows -> the own slot, as far as they lie in tiles that others' rows lie in too."""
     if takes:
+        # weft: equivalent-mutant drop, relax-acquire, value-1, count-1 of wait: it guards rows that
+        # engines of an earlier call fetch from this slot, which those of no operator do
         slots.slot_wait_free(world, slot, slots.slot_epoch(slot))
     rank = wl.rank(world).to(tl.int32)
     first, end = mapping.rows_of_rank(rank, split)
