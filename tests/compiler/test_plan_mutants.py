@@ -38,10 +38,10 @@ PARAMETERS = {
     gemm_rs: {"a": Tensor("float32", ("m", K), Shard(1)), "b": Tensor("float32", (K, N), Shard(0))},
 }
 PROGRAMS = {
-    "push": (ag_gemm, {"gathered": "push"}),
+    "push": (ag_gemm, {"gathered": "sm_push"}),
     "pushers": (ag_gemm, {"gathered": "pushers"}),
     "fetch": (ag_gemm, {"gathered": "ce_pull"}),
-    "put": (ag_gemm, {"gathered": "copy_engine_put"}),
+    "put": (ag_gemm, {"gathered": "ce_push"}),
     "gemm_rs": (gemm_rs, {"scattered": "sm_push"}),
     "carried": (gemm_rs, {"scattered": "ce_push"}),
 }
