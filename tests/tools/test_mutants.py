@@ -173,6 +173,25 @@ def test_of_composed_kernels_the_ir_has_mutants_too(monkeypatch):
     assert source.load(kernel) == loaded[0]
 
 
+def test_a_kernels_ir_is_changed_in_the_runs_that_load_it(monkeypatch):
+    kernel, tried = core.parse(KERNEL), []
+
+    def running(name, what):
+        def run(seed, rewrite):
+            if what:
+                source.load(what)
+            tried.append(name)
+            return Report("it", 1)
+
+        return Run(name, run)
+
+    monkeypatch.setattr(mutants, "search", searching)
+    runs = [running("multiplies", kernel), running("does not", None)]
+    report = mutants.searched(runs, Bounds(schedules=1, census=1), "it", 1, None)
+    assert tried[:2] == ["multiplies", "does not"] and report.verdicts
+    assert set(tried[2:]) == {"multiplies"}
+
+
 def searching(runs, bounds, *, subject, ranks, on_mutant):
     """A search that finds nothing to change, and runs everything once."""
     for one in runs:

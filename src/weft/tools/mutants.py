@@ -56,13 +56,18 @@ def mutants_in_trials(
 def searched(
     runs: Sequence[Run], bounds: Bounds, subject: str, ranks: int, on_mutant: Progress | None
 ) -> MutantReport:
-    """Mutants of what Triton and the hosts are told; of generated kernels also of their IR."""
-    with source.watched() as kernels:
-        report = search(runs, bounds, subject=subject, ranks=ranks, on_mutant=on_mutant)
-    for kernel in kernels:
+    """Mutants of what Triton and the hosts are told; of generated kernels also of their IR.
 
-        def instead(mutant: Any, kernel: Any = kernel) -> list[Run]:
-            return [replace(run, run=_with(run, kernel, mutant)) for run in runs]
+    A kernel's are tried in the runs that load it.
+    """
+    loaded: list[dict[Any, None]] = [{} for _ in runs]
+    watching = [replace(run, run=_watched(run, seen)) for run, seen in zip(runs, loaded)]
+    report = search(watching, bounds, subject=subject, ranks=ranks, on_mutant=on_mutant)
+    for kernel in dict.fromkeys(kernel for seen in loaded for kernel in seen):
+        found = [run for run, seen in zip(runs, loaded) if kernel in seen]
+
+        def instead(mutant: Any, kernel: Any = kernel, found: list[Run] = found) -> list[Run]:
+            return [replace(run, run=_with(run, kernel, mutant)) for run in found]
 
         of_ir = search_core_ir(
             kernel, instead, bounds, subject=subject, ranks=ranks, steps=report.steps
@@ -71,6 +76,17 @@ def searched(
         report.seconds += of_ir.seconds
         report.bound = report.bound or of_ir.bound
     return report
+
+
+def _watched(run: Run, seen: dict[Any, None]) -> Callable[..., Report]:
+    def watched(*args: Any, **rest: Any) -> Report:
+        with source.watched() as kernels:
+            try:
+                return run.run(*args, **rest)
+            finally:
+                seen.update(kernels)
+
+    return watched
 
 
 def _with(run: Run, kernel: Any, mutant: Any) -> Callable[[int, Any], Report]:
