@@ -183,10 +183,9 @@ def can_use_library(problem: Any, target: Target) -> bool:
 def candidates(problem: Any, target: Target) -> Iterator[Config]:
     """Configurations worth measuring, the one to take unmeasured first."""
     limit = NARROW_PUSH_BYTES if problem.n <= NARROW_N else PUSH_BYTES
-    push_first = problem.shard_bytes <= limit or problem.num_ranks == 1
-    order = (SM_PUSH, CE_PUSH) if push_first else (CE_PUSH, SM_PUSH)
-    if len(problem.nodes) > 1 or target.num_sms <= SPARE_SMS:
-        order = (SM_PUSH,)
+    order = (SM_PUSH, CE_PUSH) if problem.shard_bytes <= limit else (CE_PUSH, SM_PUSH)
+    if len(problem.nodes) > 1 or target.num_sms <= SPARE_SMS or problem.num_ranks == 1:
+        order = (SM_PUSH,)  # of one rank there is nothing to copy
     by_packets = list(_by_packets(problem, target)) if len(problem.nodes) <= 1 else []
     if problem.m <= SMALL_M and target.backend != "emu":
         yield from by_packets
