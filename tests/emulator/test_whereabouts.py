@@ -40,11 +40,17 @@ class Over(threading.Event):
         return super().wait(min(timeout or 0.0, 0.01))
 
 
-def told_of(main, after_s: float = 0.05) -> list[str]:
-    """What the watchman says of `main(rank, said, over)`."""
+def told_of(main, after_s: float = 0.05, begun: threading.Event | None = None) -> list[str]:
+    """What the watchman says of `main(rank, said, over)`, asked once `begun` is set."""
     said: list[str] = []
     over = Over()
-    watch = threading.Thread(target=Watchman(said.append, after_s).look, args=(over,))
+
+    def look():
+        if begun is not None:
+            begun.wait()
+        Watchman(said.append, after_s).look(over)
+
+    watch = threading.Thread(target=look)
     watch.start()
     with weft.emulated(ranks=2) as ranks:
         ranks.run(lambda rank: main(rank, said, over))
@@ -54,11 +60,13 @@ def told_of(main, after_s: float = 0.05) -> list[str]:
 
 
 def test_a_host_that_loops():
+    begun = threading.Event()
+
     def main(rank, said, over):
         while rank == 1 and not said:
-            pass
+            begun.set()
 
-    (said,) = told_of(main)
+    (said,) = told_of(main, begun=begun)
     assert "rank 1's host is at" in said and "test_whereabouts.py:" in said and "Ctrl-C" in said
 
 
