@@ -313,7 +313,7 @@ WAYS = {
     **{f"gathered {engine} {chunks}": lambda one, machine, engine=engine, chunks=chunks:
        products.gathered_us(one, machine, engine, chunks=chunks)
        for engine in ("ce_pull", "ce_push", "sm_push", "sm_put") for chunks in (1, 2)},
-    "fed": lambda one, machine: products.gathered_us(one, machine, "sm_push", feeders=8),
+    "fed": lambda one, machine: products.gathered_us(one, machine, "sm_push", pushers=8),
     "scattered": lambda one, machine: products.scattered_us(one, machine),
     "by TMA": lambda one, machine: products.scattered_us(one, machine, by_tma=True),
     "carried": lambda one, machine: products.carried_us(one, machine, 2),

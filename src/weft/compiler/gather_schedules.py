@@ -314,7 +314,7 @@ def end_us(config: Config, problem: Any, target: Target, way: Way | None = None)
     return products.gathered_us(
         product, H200X4, config.transport, chunks=way.chunks, staged=False,
         num_programs=programs_on(target),
-        feeders=pieces_of(problem, way) * way.chunks * max(1, problem.num_ranks - 1),
+        pushers=pieces_of(problem, way) * way.chunks * max(1, problem.num_ranks - 1),
     )  # fmt: skip
 
 

@@ -28,6 +28,7 @@ Source  docs/decisions/009-hooks.md; ag_gemm
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -498,10 +499,7 @@ def problem_of(world: World, x: Any, y: Any, gathered: str = "x", out: Any = Non
 # The card
 
 
-def make_problem(
-    num_ranks: int, shape: Mapping[str, int], dtype: str, nodes: tuple[int, ...] = ()
-) -> Problem:
-    return Problem(shape["m"], shape["n"], shape["k"], num_ranks, dtype, nodes=nodes)
+make_problem = partial(gathered.make_problem, kind=Problem)
 
 
 def make_inputs(problem: Problem, rank: int, seed: int = 0) -> dict[str, torch.Tensor]:
@@ -523,11 +521,6 @@ def run(
     return ag_wgrad(
         inputs["x"], inputs["y"], world=world, gathered=gathered, config=config, out=out
     )
-
-
-def fake(problem: Problem, inputs: Mapping[str, Any], rank: int = 0) -> torch.Tensor:
-    """The result's shape and dtype, without its values."""
-    return torch.empty(problem.result, dtype=getattr(torch, problem.out_dtype), device="meta")
 
 
 TRIALS = (
@@ -564,7 +557,7 @@ op = Op(
         (4, {"m": 0, "n": 16, "k": 16}),
     ),
     baselines=_baselines.AG_WGRAD,
-    fake=fake,
+    fake=gathered.fake,
     backward=("gemm_rs", "ag_gemm"),
     takes_nodes=True,
 )

@@ -83,7 +83,7 @@ class Problem(ByTables, exchanges.Problem):
         return self.num_tokens * min(self.top_k, self.own_experts)
 
     def split(self, tokens: int) -> experts.Split:
-        """What kernels are told of a rank with so many tokens."""
+        """What kernels get of a rank with so many tokens."""
         sizes = (self.own_experts, self.rows, tokens, self.top_k, self.capacity)
         return experts.Split(self.experts, *sizes)
 

@@ -23,7 +23,7 @@ from weft.compiler.gather_schedules import BLOCK_K, BLOCKS, LIBRARY, Config
 from weft.ir.device import scales_of
 from weft.ir.task import Program
 from weft.plan import call_cache, nccl
-from weft.plan.problems import nodes_of
+from weft.plan.problems import check_sizes, nodes_of
 from weft.plan.runner import new_runner
 from weft.plan.summed import AWKWARD_SHAPES as AWKWARD_SHAPES
 
@@ -66,11 +66,7 @@ class Problem:
             object.__setattr__(self, "scaling", ROWS)
         if self.scaling not in ((ROWS, BLOCKS) if scaled else ("",)):
             raise DtypeError(f"{self.op}: scaling={self.scaling!r} of {self.dtype} operands")
-        for name in ("m", "n", "k"):
-            if getattr(self, name) < 0:
-                raise ShapeError(f"{self.op}: {name}={getattr(self, name)} is negative")
-        if self.num_ranks < 1:
-            raise ShapeError(f"{self.op}: num_ranks={self.num_ranks}; at least one is needed")
+        check_sizes(self.op, self.num_ranks, m=self.m, n=self.n, k=self.k)
 
     @property
     def result(self) -> tuple[int, int]:
@@ -284,8 +280,7 @@ class Call:
         # Also said where there is nothing to do: a rank without rows that passes no m takes m for 0
         self.world.operator_call(self.name, self.tensors)
         if self.runner is not None:
-            given = {"a": a, "b": b} if scale_a is None else _named(a, b, scale_a, scale_b)
-            self.runner.queue(given, (out,))
+            self.runner.queue(_named(a, b, scale_a, scale_b), (out,))
         elif self.is_empty:
             out.zero_()
         else:
@@ -307,9 +302,10 @@ def _named(a: Any, b: Any, scale_a: Any, scale_b: Any) -> dict[str, Any]:
 
 
 def make_problem(
-    num_ranks: int, shape: Mapping[str, int], dtype: str, nodes: tuple[int, ...] = ()
-) -> Problem:
-    return Problem(shape["m"], shape["n"], shape["k"], num_ranks, dtype, nodes=nodes)
+    num_ranks: int, shape: Mapping[str, int], dtype: str, nodes: tuple[int, ...] = (),
+    kind: type[Problem] = Problem,
+) -> Problem:  # fmt: skip
+    return kind(shape["m"], shape["n"], shape["k"], num_ranks, dtype, nodes=nodes)
 
 
 def make_inputs(problem: Problem, rank: int, seed: int = 0) -> dict[str, torch.Tensor]:

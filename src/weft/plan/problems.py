@@ -14,6 +14,15 @@ from weft.base.errors import DtypeError, ShapeError
 from weft.base.parts import full_part, part_of
 
 
+def check_sizes(op: str, num_ranks: int, **sizes: int) -> None:
+    """Raises  ShapeError: a size below 0, or no rank"""
+    for name, size in sizes.items():
+        if size < 0:
+            raise ShapeError(f"{op}: {name}={size} is negative")
+    if num_ranks < 1:
+        raise ShapeError(f"{op}: num_ranks={num_ranks}; at least one is needed")
+
+
 @dataclass(frozen=True)
 class Rows:
     """m rows of n elements, cut as torch.chunk cuts them: ceil(m / num_ranks) to a rank.
@@ -37,11 +46,7 @@ class Rows:
         if dtype not in self.dtypes:
             raise DtypeError(f"{self.op}: dtype {dtype}; it takes {', '.join(self.dtypes)}")
         object.__setattr__(self, "dtype", dtype)
-        for name in ("m", "n"):
-            if getattr(self, name) < 0:
-                raise ShapeError(f"{self.op}: {name}={getattr(self, name)} is negative")
-        if self.num_ranks < 1:
-            raise ShapeError(f"{self.op}: num_ranks={self.num_ranks}; at least one is needed")
+        check_sizes(self.op, self.num_ranks, m=self.m, n=self.n)
         object.__setattr__(self, "nodes", self.nodes or (self.num_ranks,))
         if sum(self.nodes) != self.num_ranks or min(self.nodes) < 1:
             raise ShapeError(

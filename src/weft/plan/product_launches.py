@@ -112,7 +112,7 @@ class Product(KernelLaunch):
         return Schedule("", "plain", last, *cut, PLAIN_WARPS, PLAIN_STAGES, pushers=pushers)
 
     def _set_grid(self, target: Any) -> None:
-        """Programs, and what the kernel is told of how rows are cut."""
+        """Programs, and how rows are cut, as the kernel gets it."""
         tile_m, tile_n, _ = self.tile
         ranks, programs = self.world.num_ranks, max(1, target.num_sms - self.launch.spare)
         tiles_m = ceil(self._rank_rows / tile_m)

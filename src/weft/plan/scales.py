@@ -1,4 +1,4 @@
-"""Scales of a product's fp8 operands: what kernels are told of those that a caller passes."""
+"""Scales of a product's fp8 operands: what kernels get of those that a caller passes."""
 
 from __future__ import annotations
 

@@ -131,7 +131,7 @@ def test_a_plan_ends_when_the_model_says_that_chose_it(m):
         assert played == pytest.approx(gathered_us(wide, H200X4, engine, staged=False), rel=0.02)
     played = predict(golden("ag_gemm_pushers"), {"m": m}, 4, H200X4).end_us
     model = gathered_us(
-        wide, H200X4, "sm_push", num_programs=H200X4.num_sms - 1, feeders=schedule.PUSHERS
+        wide, H200X4, "sm_push", num_programs=H200X4.num_sms - 1, pushers=schedule.PUSHERS
     )
     assert played == pytest.approx(model, rel=0.02)
     deep = Product(m, 4096, 3584, 4, (128, 256, 64))

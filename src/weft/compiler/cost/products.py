@@ -100,18 +100,18 @@ def tile_cost(rows: int, columns: int, machine: Hardware) -> float:
 
 def gathered_us(
     product: Product, machine: Hardware, engine: str, *, chunks: int = 1, staged: bool = True,
-    num_programs: int = 0, feeders: int = 0,
+    num_programs: int = 0, pushers: int = 0,
 ) -> float:  # fmt: skip
     """All-gather of A's rows, then the product; from the call to its end.
 
     engine: ce_pull, ce_push, sm_push, sm_put (to other nodes). `num_programs`: of
-    the product; 0: as many as there are SMs, but for one beside engines. `feeders`: its last ones,
+    the product; 0: as many as there are SMs, but for one beside engines. `pushers`: its last ones,
     which store rows before they multiply; 0: all, where none of these engines does it.
     """
     programs = num_programs or machine.num_sms - (engine in ENGINES)
-    feeders = min(feeders or programs, programs)
-    arrived = _arrivals(product, machine, engine, chunks, staged, feeders)
-    late = (0, 0.0) if engine in ENGINES else (feeders, arrived[-1][0])
+    pushers = min(pushers or programs, programs)
+    arrived = _arrivals(product, machine, engine, chunks, staged, pushers)
+    late = (0, 0.0) if engine in ENGINES else (pushers, arrived[-1][0])
     end = multiply_us(product, machine, programs, arrived, *late)
     return end + reread_us(product, machine) + machine.end_us
 
@@ -120,7 +120,7 @@ ENGINES = ("ce_pull", "ce_push")
 
 
 def _arrivals(
-    product: Product, machine: Hardware, engine: str, chunks: int, staged: bool, feeders: int
+    product: Product, machine: Hardware, engine: str, chunks: int, staged: bool, pushers: int
 ) -> list[tuple[float, int]]:
     """(us, row of tiles) from which on tiles wait for the rows that come then, own rows first."""
     rows, row_bytes = product.rows, product.k * product.itemsize
@@ -130,7 +130,7 @@ def _arrivals(
     found, tile_m = [(start, 0)], product.tile[0]
     if engine not in ENGINES:
         if rows < product.m:
-            gbps = min(machine.push_gbps, feeders * machine.pusher_gbps)
+            gbps = min(machine.push_gbps, pushers * machine.pusher_gbps)
             sent_us = _sent_us(product, machine, rows * row_bytes, gbps)
             found.append((machine.push_us + sent_us, rows // tile_m))
         return found
