@@ -1,4 +1,4 @@
-"""A decode step of two layers as one kernel, beside torch's kernels and NCCL in one CUDA graph.
+"""A decode step of two layers as one kernel, beside torch's steps, each in one CUDA graph.
 
     PYTHONPATH=src python benchmarks/decode_step.py [--ranks 4] [--models llama3-8b] [--batch 1,16]
 
@@ -6,6 +6,10 @@ Each row of the batch is a sequence of --context tokens, the new one counted; he
 split over the ranks. Answers are checked against torch's before anything is timed. All ways are
 recorded; replays in turns; the slowest rank's median over rounds. `weights_us` is how long reading
 the weights and caches of a rank takes at 4.8 TB/s. Writes results/decode_step_<gpus>.json.
+
+"torch, .." are the step operation by operation; "fused torch, .." as a good user of torch writes
+it: weights as [n, k], one product for queries, keys and values, pointwise functions by
+torch.compile, torch's one-shot all-reduce on symmetric memory.
 """
 
 from __future__ import annotations
@@ -13,11 +17,13 @@ from __future__ import annotations
 import argparse
 import statistics
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
+import torch.distributed._symmetric_memory as symmetric
 import torch.nn.functional as F
 
 import weft
@@ -37,18 +43,15 @@ from weft.compiler import (
     silu_mul,
 )
 from weft.compiler.decoding import rope as turn
-from weft.megakernel import Persistent
-from weft.tune import processes
+from weft.tools.schedule import chart, traced
+from weft.tune import processes, tile_times
+from weft.tune.clocks import offsets
 from weft.tune.compiling import compile_together
 from weft.tune.provenance import provenance, save
 
 RESULTS = Path(__file__).parent / "results"
 LAYERS, EPS, DTYPE = 2, 1e-6, "bfloat16"
 HBM_GBPS = 4800.0
-PERSISTENT = (
-    ("balanced", "one_shot"), ("dynamic", "one_shot"), ("round_robin", "one_shot"),
-    ("balanced", "two_shot"),
-)  # fmt: skip
 
 
 class Model(NamedTuple):
@@ -170,6 +173,95 @@ def by_torch(model: Model, context: int, given: dict[str, torch.Tensor], sum_: C
     return x
 
 
+def _norm(x: torch.Tensor, gain: torch.Tensor) -> torch.Tensor:
+    wide = x.float()
+    return (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + EPS)).to(x.dtype) * gain
+
+
+def _add_norm(x: torch.Tensor, more: torch.Tensor, gain: torch.Tensor) -> tuple:
+    total = x + more
+    return total, _norm(total, gain)
+
+
+def _gated(h: torch.Tensor) -> torch.Tensor:
+    return F.silu(h[:, ::2].float()).to(h.dtype) * h[:, 1::2]
+
+
+def _turned_and_kept(
+    qkv: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, keys: torch.Tensor,
+    values: torch.Tensor, last: torch.Tensor, columns: int, head: int,
+) -> torch.Tensor:  # fmt: skip
+    """Queries, turned; keys, turned, and values go into the caches."""
+    batch, kv = len(qkv), keys.shape[1]
+
+    def turned(one: torch.Tensor) -> torch.Tensor:
+        left, right = one.view(batch, -1, head).float().chunk(2, -1)
+        both = torch.cat([left * cos - right * sin, right * cos + left * sin], -1)
+        return both.to(one.dtype)
+
+    keys[last] = turned(qkv[:, columns : columns + kv]).view(batch, kv)
+    values[last] = qkv[:, columns + kv :]
+    return turned(qkv[:, :columns])
+
+
+class FusedTorch:
+    """The step as a good user of torch writes it."""
+
+    def __init__(self, model: Model, context: int, given: dict[str, torch.Tensor]) -> None:
+        self.model, self.context, self.given = model, context, given
+        x, head = given["x"], model.head
+        compiled = partial(torch.compile, dynamic=False, fullgraph=True)
+        self.norm, self.add_norm, self.gated, self.turned = map(
+            compiled, (_norm, _add_norm, _gated, _turned_and_kept)
+        )
+        self.layers = []
+        for i in range(LAYERS):
+            one = {name: given[f"{name}_{i}"] for name in WEIGHTS}
+            qkv = torch.cat([one["wq"], one["wk"], one["wv"]], 1)
+            one |= {"qkv": qkv.t().contiguous()}
+            one |= {name: one[name].t().contiguous() for name in ("wo", "up", "down")}
+            self.layers.append(one)
+        rates = 10000.0 ** -(torch.arange(0, head, 2, device=x.device).float() / head)
+        angles = (context - 1) * rates
+        self.cos, self.sin = torch.cos(angles)[None, None], torch.sin(angles)[None, None]
+        self.last = torch.arange(len(x), device=x.device) * context + context - 1
+        self.shared = symmetric.empty(x.shape, dtype=x.dtype, device=x.device)
+        symmetric.rendezvous(self.shared, dist.group.WORLD)
+
+    def one_shot(self) -> torch.Tensor:
+        """Sums by torch's all-reduce of symmetric memory, where products leave their results."""
+        group = dist.group.WORLD.group_name
+
+        def multiplied(a: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+            torch.mm(a, weight.t(), out=self.shared)
+            return torch.ops.symm_mem.one_shot_all_reduce(self.shared, "sum", group)
+
+        return self.step(multiplied)
+
+    def by(self, sum_: Callable) -> torch.Tensor:
+        return self.step(lambda a, weight: sum_(F.linear(a, weight)))
+
+    def step(self, summed: Callable) -> torch.Tensor:
+        """summed(a, weight): a @ weight^T, summed over ranks."""
+        x, batch, head = self.given["x"], len(self.given["x"]), self.model.head
+        h = self.norm(x, self.layers[0]["gain"][0])
+        for i, one in enumerate(self.layers):
+            qkv = F.linear(h, one["qkv"])
+            columns, keys, values = one["wo"].shape[1], one["keys"], one["values"]
+            queries = self.turned(
+                qkv, self.cos, self.sin, keys, values, self.last, columns, head
+            )  # fmt: skip
+            k, v = (kept.view(batch, self.context, -1, head).transpose(1, 2)
+                    for kept in (keys, values))  # fmt: skip
+            found = F.scaled_dot_product_attention(queries[:, :, None], k, v, enable_gqa=True)
+            x, h = self.add_norm(
+                x, summed(found.reshape(batch, -1), one["wo"]), one["gain_2"][0]
+            )  # fmt: skip
+            behind = self.layers[min(i + 1, LAYERS - 1)]["gain"][0]
+            x, h = self.add_norm(x, summed(self.gated(F.linear(h, one["up"])), one["down"]), behind)
+        return x
+
+
 def ways_of(world: Any, model: Model, context: int, given: dict[str, torch.Tensor]) -> dict:
     """Each way of doing the step, as a call."""
     compiled, parts, batch = step_of(model, context), list(given.values()), len(given["x"])
@@ -184,14 +276,17 @@ def ways_of(world: Any, model: Model, context: int, given: dict[str, torch.Tenso
     def sum_by_weft(one: torch.Tensor) -> torch.Tensor:
         return weft.ops.all_reduce(one, world=world)
 
+    fused = FusedTorch(model, context, given)
     found = {
         "torch, nccl": lambda: by_torch(model, context, given, sum_by_nccl),
         "torch, weft all_reduce": lambda: by_torch(model, context, given, sum_by_weft),
-        "overlapped": lambda: call("overlapped"),
+        "fused torch, one-shot": fused.one_shot,
+        "fused torch, nccl": lambda: fused.by(sum_by_nccl),
+        "fused torch, weft all_reduce": lambda: fused.by(sum_by_weft),
+        "persistent": lambda: call("persistent"),
+        "persistent, whole keys": lambda: call(weft.megakernel.Persistent(splits=1)),
+        "persistent, nothing ahead": lambda: call(weft.megakernel.Persistent(ahead_bytes=0)),
     }
-    for schedule, sums in PERSISTENT:
-        how = Persistent(schedule=schedule, sums=sums)
-        found[f"persistent {schedule} {sums}"] = lambda how=how: call(how)
     return found
 
 
@@ -239,9 +334,52 @@ def measure(world: Any, ways: dict[str, Callable], rounds: int) -> dict[str, Any
     return found
 
 
+def write_trace(world: Any, model: Model, context: int, batch: int, path: str) -> None:
+    """What tasks of the persistent kernel did when, for Perfetto, and a line for each value."""
+    given = inputs(model, context, batch, world.rank, world.num_ranks, world.device)
+    compiled, how = step_of(model, context), weft.megakernel.Persistent()
+
+    def call() -> None:
+        compiled.options(lowering=how)(*given.values(), world=world, b=batch)
+
+    compile_together(world, call)
+    for _ in range(3):
+        call()
+    clocks = offsets(world)
+    world.trace.zero_()
+    world.barrier()
+    call()
+    world.synchronize()
+    names = how.task_names(compiled.tiled, {"b": batch}, world=world)
+    everyone: list[Any] = [None] * world.num_ranks
+    dist.all_gather_object(everyone, (world.trace.tolist()[: len(names)], names))
+    if world.rank:
+        return
+    tiles = [
+        one for rank, (records, names) in enumerate(everyone)
+        for one in tile_times.read(records, rank, clocks[rank].ns, names)
+    ]  # fmt: skip
+    chart.write(path, chart.chart_of(traced.spans_of(tiles), ()), "a decode step", [])
+    begin, values = min(one.start for one in tiles), dict[str, list[Any]]()
+    for one in tiles:
+        values.setdefault(one.what.split("[")[0], []).append(one)
+    print(f"{'value':24}{'tasks':>6}{'first':>8}{'last':>8}{'wait':>8}{'work':>8}   us")
+    for name, of in values.items():
+        us = (
+            min(one.start for one in of) - begin, max(one.end for one in of) - begin,
+            statistics.median(one.waited for one in of),
+            statistics.median(one.parts[0].summed - one.parts[0].begun for one in of),
+        )  # fmt: skip
+        print(f"{name:24}{len(of):6}" + "".join(f"{one / 1e3:8.1f}" for one in us), flush=True)
+
+
 def main(rank: int, options: argparse.Namespace) -> None:
-    world = weft.init()
+    world = weft.init(trace_tiles=1 << 14 if options.trace else 0)
     n = world.num_ranks
+    if options.trace:  # of the first model and batch; times with a trace are of nothing else
+        model, batch = options.models.split(",")[0], int(options.batch.split(",")[0])
+        write_trace(world, MODELS[model], options.context, batch, options.trace)
+        return
     results: dict[str, Any] = provenance() if rank == 0 else {}
     results |= {"what": __doc__.splitlines()[0], "num_ranks": n, "layers": LAYERS, "rows": []}
     for name in options.models.split(","):
@@ -268,5 +406,6 @@ if __name__ == "__main__":
     parser.add_argument("--context", type=int, default=1024)
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--timeout", type=float, default=300.0)
+    parser.add_argument("--trace", metavar="FILE", help="write the persistent kernel's tasks there")
     options = parser.parse_args()
     processes.run_on_gpus(main, options.ranks, options, timeout_s=options.timeout)

@@ -162,7 +162,7 @@ class Bench:
         shares = (self.programs, tile_scheduler.MAX_PARTS.value)
         elements = tile_scheduler.partial_elements(128, 384, *shares)
         self.partials = torch.empty(elements, device="cuda")
-        words = tile_scheduler.partial_words(*shares)
+        words = tile_scheduler.partial_flags(*shares)
         self.summed = torch.zeros(words + 1, device="cuda", dtype=torch.int64)
         self.summed[-1] = 1 << 40
         self.e = 0

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+import statistics
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -41,6 +42,9 @@ FAMILIES = {
     ),
     "attention over sharded tokens, decode over sharded keys": ("ag_attention", "flash_decode"),
 }  # fmt: skip
+MEASURED_ON = [
+    (op, num_gpus) for ops in FAMILIES.values() for op in ops for num_gpus in (4, 2)
+]  # fmt: skip
 SHOWN_SIZES = ("8 KB", "64 KB", "512 KB", "4 MB", "16 MB", "128 MB")
 
 BF16 = "bfloat16"
@@ -75,11 +79,7 @@ def fastest(rows: list[Row]) -> Row | None:
 def points(document: dict[str, Any], device_time: bool) -> Iterator[tuple[str, Row, list[Row]]]:
     """Of each point: label, weft's default row, and all rows of its mode. `device_time`: small
     points as graphs and the others queued, where measured so; otherwise eager calls."""
-    by_point: dict[tuple, dict[str, list[Row]]] = {}
-    for row in document.get("rows", []):
-        key = (row["label"], *row["shape"].values())
-        by_point.setdefault(key, {}).setdefault(row["mode"], []).append(row)
-    for (label, *_), by_mode in by_point.items():
+    for label, by_mode in modes(document):
         some = next(iter(by_mode.values()))[0]
         nbytes = some.get("bytes_per_rank")
         is_small = some["shape"]["m"] < GRAPH_M if nbytes is None else nbytes <= GRAPH_BYTES
@@ -90,6 +90,16 @@ def points(document: dict[str, Any], device_time: bool) -> Iterator[tuple[str, R
         for row in rows:
             if row["variant"] == "weft":
                 yield label, row, rows
+
+
+def modes(document: dict[str, Any]) -> Iterator[tuple[str, dict[str, list[Row]]]]:
+    """Of each point: label, and its rows by mode."""
+    found: dict[tuple, dict[str, list[Row]]] = {}
+    for row in document.get("rows", []):
+        key = (row["label"], *row["shape"].values())
+        found.setdefault(key, {}).setdefault(row["mode"], []).append(row)
+    for (label, *_), by_mode in found.items():
+        yield label, by_mode
 
 
 def ways(rows: list[Row]) -> Row | None:
@@ -285,11 +295,41 @@ def failed_table() -> str:
 def whole_points(op: str, num_gpus: int) -> Iterator[tuple[str, Row, Row | None]]:
     """Of each point of an operator: label, weft's row, and the fastest whole way of others."""
     for label, ours, rows in points(load(op, num_gpus), device_time=True):
-        # NCCL alone is a piece where something is computed besides.
-        has_product = any(variants.PARTS.get(row["variant"]) == "serial" for row in rows)
-        pieces = {*variants.PIECES} - (set() if has_product else {"nccl"})
-        others = [row for row in rows if not row["variant"].startswith("weft")]
-        yield label, ours, fastest([row for row in others if row["variant"] not in pieces])
+        yield label, ours, fastest_way(rows)
+
+
+def fastest_way(rows: list[Row]) -> Row | None:
+    """Of others, for all of the work."""
+    # NCCL alone is a piece where something is computed besides.
+    has_product = any(variants.PARTS.get(row["variant"]) == "serial" for row in rows)
+    pieces = {*variants.PIECES} - (set() if has_product else {"nccl"})
+    others = [row for row in rows if not row["variant"].startswith("weft")]
+    return fastest([row for row in others if row["variant"] not in pieces])
+
+
+def speeds(op: str, num_gpus: int) -> Iterator[tuple[str, str, Row, float]]:
+    """Of each point in each mode: label, mode, weft's row, and how many times as fast it is as the
+    fastest whole way of others. Rows of older commits are left out."""
+    for label, by_mode in modes(load(op, num_gpus)):
+        for mode, rows in by_mode.items():
+            ours = next((row for row in rows if row["variant"] == "weft"), None)
+            if ours and not mark(ours) and (rival := fastest_way(rows)):
+                yield label, mode, ours, rival["median_us"] / ours["median_us"]
+
+
+def never_slower_table() -> str:
+    """Of each operator and mode: at how many points weft is slower than the fastest whole way."""
+    lines = []
+    for op, num_gpus in MEASURED_ON:
+        found: dict[str, list[float]] = {}
+        for _, mode, _, times in speeds(op, num_gpus):
+            found.setdefault(mode, []).append(times)
+        for mode, times in found.items():
+            counts = [sum(one >= limit for one in times) for limit in (1, 0.98, 0.95)]
+            lines.append([f"`{op}`", str(num_gpus), mode, str(len(times)), *map(str, counts),
+                          f"{min(times):.2f}"])  # fmt: skip
+    header = ["operator", "GPUs", "mode", "points", ">= 1", ">= 0.98", ">= 0.95", "worst"]
+    return "\n".join([*table(header, lines), ""])
 
 
 def summary_table() -> str:
@@ -333,9 +373,9 @@ def whole_ways_table(ops: Sequence[str], num_gpus: int) -> str:
     return "\n".join([*table(header, lines), "", told, ""])
 
 
-def decode_table(num_gpus: int) -> str:
+def decode_table(gpus: str) -> str:
     """A decode step of two layers, each way of doing it."""
-    document = json.loads((RESULTS / f"decode_step_h200x{num_gpus}.json").read_text())
+    document = json.loads((RESULTS / f"decode_step_{gpus}.json").read_text())
     ways = list(document["rows"][0]["us"])
     lines = [
         [row["model"], str(row["batch"]), f"{row['weights_us']:.0f}",
@@ -343,8 +383,54 @@ def decode_table(num_gpus: int) -> str:
         for row in document["rows"]
     ]  # fmt: skip
     header = ["model", "batch", "weights' reading alone, us", *ways]
-    told = f"{len(document['gpus'])} x {document['gpus'][0]}, commit {document['commit']}."
+    return "\n".join([*table(header, lines), "", f"{gpus_of(document)}.", ""])
+
+
+# Of new sizes, by rows of all ranks: a decode step, a prompt, a batch of prompts.
+RANGES = ((1, 64), (65, 1000), (1001, 16384))
+
+
+def changing_sizes_table() -> str:
+    """Calls of sizes that are new: the first of each, the worst of the next eleven, the steady."""
+    document = json.loads((RESULTS / "changing_sizes_h100x2.json").read_text())
+    of_each = {row["m"]: row for row in reversed(document["readings"])}
+    lines = []
+    for least, most in RANGES:
+        rows = [row for m, row in of_each.items() if least <= m <= most]
+        cells = [
+            f"{statistics.median(row[whose][what] for row in rows):.2f}"
+            for what in ("first", "worst", "steady") for whose in ("torch", "weft")
+        ]  # fmt: skip
+        ratios = [row["weft"]["steady"] / row["torch"]["steady"] for row in rows]
+        times = f"{statistics.geometric_mean(ratios):.2f}"
+        lines.append([f"{least} to {most}", str(len(rows)), *cells, times])
+    header = ["m", "sizes", *(f"{what}, {whose}" for what in ("first call", "worst of 2 to 12",
+              "steady") for whose in ("torch", "weft")), "steady, weft / torch"]  # fmt: skip
+    seconds = sum(one["seconds"] for one in document["prepared"])
+    told = (
+        f"Milliseconds, medians. {gpus_of(document)}; `prepare` of both products took "
+        f"{seconds:.0f} s with an empty cache, and behind it "
+        f"{document['readings'][-1]['compiled']} kernels were compiled."
+    )
     return "\n".join([*table(header, lines), "", told, ""])
+
+
+def layers_table(gpus: str) -> str:
+    """Four layers of a model, us per layer, and how much of their communication is hidden."""
+    document = json.loads((RESULTS / f"layers_{gpus}.json").read_text())
+    ways, lines = ("nccl", "async_tp", "weft", "no_comm"), []
+    for row in document["rows"]:
+        for mode, us in sorted(row["us_per_layer"].items(), reverse=True):
+            hidden = (us["nccl"] - us["weft"]) / (us["nccl"] - us["no_comm"])
+            cells = [f"{us[way]:.0f}" for way in ways]
+            lines.append([row["model"], str(row["M"]), mode, *cells, f"{hidden:.2f}"])
+    header = ["model", "m", "mode", "torch, NCCL", "async-TP", "weft", "no communication", "L"]
+    return "\n".join([*table(header, lines), "", f"{gpus_of(document)}.", ""])
+
+
+def gpus_of(document: dict[str, Any]) -> str:
+    names = document["gpus"]
+    return f"{len(names)} x {names[0]}, commit {document['commit']}"
 
 
 # ---------------------------------------------------------------------------------------------
@@ -357,8 +443,11 @@ def emulator_table() -> str:
     seconds: dict[str, float] = {}
     for row in document["rows"]:
         size = (row["ranks"], row["m"], row["n"], row["k"])
-        if row["checks"] and size == (4, 256, 256, 256) and row["tile"] in (32, 64):
+        is_sm90 = row.get("template") == "sm90"
+        is_shown = row["tile"] in (32, 64) or is_sm90
+        if row.get("checks", True) and size == (4, 256, 256, 256) and is_shown:
             access = "descriptors" if row["tma"] else "pointers"
+            access = "Gluon, as on Hopper" if is_sm90 else access
             name = row["transport"]
             what = f"{row['tile']}-tiles, {OLD_NAMES.get(name, name)}, {access}"
             seconds.setdefault(what, row["median_s"])
@@ -369,6 +458,7 @@ def emulator_table() -> str:
 
 TABLES: dict[str, Callable[[], str]] = {
     "summary": summary_table,
+    "never_slower": never_slower_table,
     "ag_gemm": lambda: product_table("ag_gemm"),
     "gemm_rs": lambda: product_table("gemm_rs"),
     "gemm_ar": lambda: product_table("gemm_ar"),
@@ -384,8 +474,11 @@ TABLES: dict[str, Callable[[], str]] = {
     "failed": failed_table,
     "pairs": lambda: whole_ways_table(names(), 2),
     "others": lambda: whole_ways_table([op for op in names() if op not in SHOWN], 4),
-    "decode_step": lambda: decode_table(4),
-    "decode_pair": lambda: decode_table(2),
+    "decode_step": lambda: decode_table("h200x4"),
+    "decode_pair": lambda: decode_table("h200x2"),
+    "decode_fused": lambda: decode_table("h100x2"),
+    "changing_sizes": changing_sizes_table,
+    "layers": lambda: layers_table("h100x2"),
 }
 
 
@@ -442,6 +535,56 @@ def plot_collectives(path: Path) -> None:
     figure.savefig(path, dpi=110)
 
 
+def plot_never_slower(path: Path) -> None:
+    """A square for each point in each mode: its colour says how fast weft is beside the fastest
+    whole way of others."""
+    import matplotlib.pyplot as plt
+    from matplotlib.patches import Patch
+
+    lines: dict[str, list[tuple[int, float]]] = {}
+    for op, num_gpus in MEASURED_ON:
+        for label, mode, ours, times in speeds(op, num_gpus):
+            # Of a product and of experts a row is a layer; a collective has one.
+            name = "" if op in COLLECTIVES else f" {label}"
+            size = ours.get("bytes_per_rank") or ours["shape"]["m"]
+            line = lines.setdefault(f"{op}{name}, {num_gpus} GPUs, {mode}", [])
+            line.append((size, times))
+    ordered = [sorted(line) for line in lines.values()]
+    width = max(map(len, ordered))
+    figure, axis = plt.subplots(figsize=(3.4 + 0.62 * width, 0.8 + 0.19 * len(lines)))
+    for y, line in enumerate(ordered):
+        for x, (size, times) in enumerate(line):
+            colour = next(colour for limit, colour, _ in LIMITS if times >= limit)
+            axis.add_patch(plt.Rectangle((x, y), 0.96, 0.9, color=colour))
+            text = f"{short(size)}: {times:.2f}"
+            axis.text(x + 0.48, y + 0.48, text, ha="center", va="center", fontsize=5)
+    axis.set(xlim=(0, width), ylim=(len(lines), 0), xticks=[])
+    axis.set_yticks([y + 0.45 for y in range(len(lines))], list(lines), fontsize=6)
+    axis.spines[:].set_visible(False)
+    axis.tick_params(length=0)
+    axis.set_title("m or bytes: how many times as fast as the fastest other way", fontsize=8)
+    shown = [Patch(color=colour, label=text) for _, colour, text in LIMITS]
+    axis.legend(handles=shown, fontsize=6, ncols=len(shown), loc="upper center",
+                bbox_to_anchor=(0.4, 0), frameon=False)  # fmt: skip
+    figure.tight_layout()
+    figure.savefig(path, dpi=110)
+
+
+# From how many times as fast on, in which colour; safe for readers who see no red and green.
+LIMITS = (
+    (1.0, "#92c5de", "as fast or faster"), (0.98, "#d9eef7", "0.98 and more"),
+    (0.95, "#fddbc7", "0.95 and more"), (0.0, "#e08b6d", "slower"),
+)  # fmt: skip
+
+
+def short(size: int) -> str:
+    """A size with the unit that keeps it short."""
+    for unit, power in (("M", 20), ("k", 10)):
+        if size >= 1 << power and size % (1 << power) == 0:
+            return f"{size >> power}{unit}"
+    return str(size)
+
+
 def rendered(text: str) -> str:
     """`text` with every marked table made anew."""
     return MARKERS.sub(lambda m: f"{m[1]}{TABLES[m[2]]()}{m[3]}", text)
@@ -452,6 +595,7 @@ def main() -> None:
         page.write_text(rendered(page.read_text()))
     if "--no-plots" not in sys.argv:
         plot_ag_gemm(PICTURES / "ag_gemm_h200x4.png")
+        plot_never_slower(PICTURES / "never_slower.png")
         if any(load(op) for op in COLLECTIVES):
             plot_collectives(PICTURES / "collectives_h200x4.png")
 

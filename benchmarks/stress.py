@@ -70,8 +70,7 @@ def kinds(op: Any, world: Any, shapes: Any) -> Iterator[tuple[tuple[int, int], A
         for shape in [one for one in shapes if is_by_engines(op) and one in (WHOLE, LARGE)]:
             found = op.candidates(problem_of(op, world, shape), world.target)
             config = next(one for one in found if one.is_fused)
-            engines = 2 if shape == LARGE else 1
-            yield shape, replace(config, transport=CE_PUSH, by_tma=False, engines=engines), False
+            yield shape, replace(config, transport=CE_PUSH, by_tma=False), False
         return
     for shape in [one for one in shapes if one in (WHOLE, ODD)]:
         problem = problem_of(op, world, shape)

@@ -10,6 +10,11 @@ until the other one's round is over, so nothing else runs on the GPUs meanwhile.
 `weft bench`: `graph` replays recordings, `queued` hides the host's time, `eager` does not; `host`
 is the host's time of an eager call. Writes results/two_commits_<gpus>.json as it goes: medians of
 the slowest rank, and old / new, above 1 where the new commit is faster.
+
+With more --ranks than GPUs ranks share them, each with its part of the SMs where NVIDIA's MPS runs
+(CUDA_MPS_PIPE_DIRECTORY is set): kernels of two ranks then run side by side, so what SMs do (stores
+to a peer, waits, sums) compares; copies between ranks take SMs there, so what copy engines carry
+does not. With --ranks 1 it is the product alone.
 """
 
 from __future__ import annotations
@@ -37,6 +42,8 @@ COLLECTIVES = ("all_gather", "reduce_scatter", "all_reduce", "all_reduce_rms_nor
 COMMITS = ("old", "new")
 ROUNDS, WARM_UP, BURST = 9, 2, 10
 HEAP_BYTES = 8 << 30
+# torch's own setting, by which ranks on one GPU map each other's memory.
+OVERLAPPING = "TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES"
 # Compilation of a point, and a round of the other commit, end within these.
 PREPARE_S, ROUND_S = 240.0, 60.0
 
@@ -121,7 +128,9 @@ def work(commit: str, rank: int, options: argparse.Namespace) -> None:
     from weft.tune.device import GpuDevice
     from weft.tune.presets import points_of
 
-    torch.cuda.set_device(rank)
+    torch.cuda.set_device(rank % torch.cuda.device_count())
+    if "WEFT_SHARE_GPUS" in os.environ:  # NCCL takes one rank of a GPU
+        dist.init_process_group("gloo")
     turns = Turns(options.store, commit, rank, options.ranks)
     world = weft.init(heap_bytes=HEAP_BYTES)
     torch.backends.cuda.matmul.allow_tf32 = False
@@ -195,6 +204,9 @@ def start(commit: str, rank: int, port: int, store: int, options: argparse.Names
         "LOCAL_WORLD_SIZE": str(options.ranks),
         "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
     }  # fmt: skip
+    if options.ranks > (gpus := torch.cuda.device_count()):
+        environment["WEFT_SHARE_GPUS"] = environment[OVERLAPPING] = "1"
+        environment["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] = str(100 * gpus // options.ranks)
     command = [sys.executable, __file__, "--work", f"{commit}:{rank}", "--store", str(store)]
     command += ["--ops", options.ops, "--preset", options.preset, "--ranks", str(options.ranks)]
     command += ["--until", str(options.until), source]
@@ -256,22 +268,24 @@ def main() -> None:
     parser.add_argument("--ops", default=",".join((*PRODUCTS, *COLLECTIVES)))
     parser.add_argument("--preset", default="quick")
     parser.add_argument("--seconds", type=float, default=560.0, help="begin no point after these")
-    for inner in ("--work", "--store", "--ranks", "--until"):
+    parser.add_argument("--ranks", type=int, default=0, help="0: one for each GPU")
+    for inner in ("--work", "--store", "--until"):
         parser.add_argument(inner, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.work:
         commit, _, rank = options.work.partition(":")
-        options.store, options.ranks = int(options.store), int(options.ranks)
-        options.until = float(options.until)
+        options.store, options.until = int(options.store), float(options.until)
         work(commit, int(rank), options)
         return
     from weft.tune.provenance import results_name
 
-    options.ranks = int(options.ranks or torch.cuda.device_count())
-    if options.ranks < 2:
-        parser.error(f"it takes two GPUs; {options.ranks} here")
+    options.ranks = options.ranks or torch.cuda.device_count()
+    if not torch.cuda.is_available():
+        parser.error("it takes a GPU; none is here")
     options.until = time.time() + options.seconds
-    name = results_name("two_commits", torch.cuda.get_device_name(0), options.ranks)
+    is_shared = options.ranks > torch.cuda.device_count()
+    what = "two_commits_sharing" if is_shared else "two_commits"
+    name = results_name(what, torch.cuda.get_device_name(0), options.ranks)
     document = measure(options, Path(os.environ.get("OUT", RESULTS)) / name)
     for kind, mean in document["means"].items():
         print(f"{kind:36} {mean:.3f}")

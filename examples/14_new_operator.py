@@ -42,7 +42,7 @@ def elements(i, j, rank, args):
 
 
 @triton.jit
-def word_of(at, rank, args):
+def signal_of(at, rank, args):
     """The signal of a tile of `rank`."""
     return args.tile_ready + (rank * args.num_m + at.i_m) * args.num_n + at.i_n
 
@@ -62,7 +62,7 @@ def emit(at, cells, fragment, args):
 @triton.jit
 def announce(at, part, args):
     """Every rank learns of it; the template calls this when the tile's stores are on their way."""
-    word = word_of(at, wl.rank(args.world), args)
+    word = signal_of(at, wl.rank(args.world), args)
     wl.notify_all(args.world, word, args.e, op=wl.SignalOp.SET)
 
 
@@ -85,7 +85,7 @@ def gemm_ag(a, b, out, gathered, tile_ready, slot, shape, tile, world):
         rank = i // (num_m * num_n)
         at = swizzle.grouped(i % (num_m * num_n), num_m, num_n, (num_m,))
         args = Handed(gathered, tile_ready, e, m, n, num_m, num_n, world)
-        wl.wait(word_of(at, rank, args), e, world=world)  # pairs with announce
+        wl.wait(signal_of(at, rank, args), e, world=world)  # pairs with announce
         i, j = at.i_m * tile.m + tl.arange(0, tile.m), at.i_n * tile.n + tl.arange(0, tile.n)
         offset, inside = elements(i, j, rank, args)
         tl.store(out + offset, tl.load(gathered + offset, mask=inside), mask=inside)

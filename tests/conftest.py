@@ -9,6 +9,9 @@ import sys
 import time
 import zlib
 from collections.abc import Callable
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import hypothesis
@@ -44,6 +47,21 @@ TERMINAL = (
     "TTY_COMPATIBLE", "TTY_INTERACTIVE",
 )  # fmt: skip
 
+# Tests of serving wait where packages of the extra `serve` or of `dev` are not installed, as on a
+# machine with GPUs alone; those that import none of these have no need of them.
+PACKAGES = ("fastapi", "openai", "prometheus_client", "tokenizers", "uvicorn")
+IMPORTS = ("from engines", "from weft.serve.engine", "from tokenizers", "import openai")
+missing = [name for name in PACKAGES if find_spec(name) is None]
+collect_ignore = [
+    str(path)
+    for path in Path(__file__).parent.glob("serve/test_*.py")
+    if missing and any(one in path.read_text() for one in IMPORTS)
+]
+
+
+def pytest_report_header() -> str | None:
+    return f"tests/serve waits for {', '.join(missing)}" if missing else None
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
@@ -65,15 +83,19 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Give each worker its own two GPUs, before CUDA is asked for any, and no terminal; note when
-    its time is over."""
+    """Give each worker its own two GPUs, before CUDA is asked for any, one thread, and no
+    terminal; note when its time is over."""
     for name in TERMINAL:
         os.environ.pop(name, None)
+    os.environ["WEFT_CHOICES"] = "off"  # what somebody measured here decides nothing in tests
     if config.getoption("--hypothesis-seed") is not None:
         hypothesis.settings.load_profile(SEEDED)
     if (seconds := config.getoption("--seconds")) is not None:
         config.stash[END] = time.monotonic() + seconds
     worker = os.environ.get("PYTEST_XDIST_WORKER", "")
+    if worker and not config.getoption("--gpu-tests"):
+        # There is a worker for each CPU; torch's threads would take them from other workers.
+        os.environ.setdefault("OMP_NUM_THREADS", "1")
     if config.getoption("--gpu-tests") == "pairs" and worker:
         first = PAIR * int(worker.removeprefix("gw"))
         there = os.environ.get("CUDA_VISIBLE_DEVICES")
@@ -134,6 +156,20 @@ def _gpus_of(item: pytest.Item) -> int:
     """How many GPUs a test needs."""
     mark = item.get_closest_marker("gpu")
     return (mark.kwargs.get("n") or (*mark.args, 1)[0]) if mark else 0
+
+
+@pytest.fixture(scope="session")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Any]:
+    """The folder of a tiny model of a kind, which is made once."""
+    pytest.importorskip("transformers")
+
+    @cache
+    def made(kind: str) -> Any:
+        folder = tmp_path_factory.mktemp("models") / kind
+        weft.models.make_tiny(folder, kind)
+        return folder
+
+    return made
 
 
 @pytest.fixture(autouse=True)

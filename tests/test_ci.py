@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 from types import SimpleNamespace
 
+import pytest
 from conftest import TURNS, turns_until_due
 
 TESTS = Path(__file__).parent
@@ -51,6 +52,7 @@ def due_in(name: str) -> list[int]:
     ]  # fmt: skip
 
 
+@pytest.mark.slow
 def test_in_any_turns_in_a_row_each_test_runs_once_be_there_time_or_not():
     every = names(pytest_of("--collect-only"))
     assert {len(due_in(name)) for name in every} == {1}
@@ -66,6 +68,7 @@ def test_turns_that_skip_some_come_round_too():
     assert all(TURNS % divisor for divisor in range(2, TURNS))
 
 
+@pytest.mark.slow
 def test_slow_tests_take_turns_among_themselves():
     """What is due comes first of the tests that are chosen, whatever stands between them."""
     folder = "verify/exploration/test_exploration_search.py"

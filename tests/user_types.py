@@ -21,8 +21,8 @@ def read_neighbour(world, row, out, ready, size: tl.constexpr):
     neighbour = (wl.rank(world) + 1) % wl.num_ranks(world)
     at = tl.arange(0, size)
     wl.notify(world, ready, to=neighbour, op="set")
-    token = wl.wait(ready, at_least=1, order=weft.Order.ACQUIRE)
-    row_of_neighbour = wl.consume(wl.at(world, row + at, neighbour), token)
+    wl.wait(ready, at_least=1, order=weft.Order.ACQUIRE)
+    row_of_neighbour = wl.at(world, row + at, neighbour)
     tl.store(out + at, tl.load(row_of_neighbour))
 
 

@@ -30,11 +30,11 @@ from weft.compiler import (
 from weft.compiler.facts import Settings
 from weft.compiler.frontend import trace
 from weft.compiler.lower import kernels
-from weft.compiler.passes import allocate
-from weft.compiler.passes import map as mapping
+from weft.compiler.passes.allocate import layout
 from weft.compiler.passes.place import place
-from weft.compiler.passes.tile import dependencies
 from weft.ir import core, device, task
+from weft.ir import device_rules as of_plans
+from weft.ir import task_rules as of_tasks
 from weft.ir.choice import Choice
 from weft.ir.device import Buffer, Channel, Launch
 from weft.ir.task import Program
@@ -44,8 +44,6 @@ PARAMETERS = {
     "w1": Tensor("bfloat16", (4096, 24576), Shard(1)),
     "w2": Tensor("bfloat16", (12288, 4096), Shard(0)),
 }
-# The call by which tiles are shown: rows that divide by neither ranks nor tiles.
-SIZES, RANKS = {"m": 997}, 3
 # The call for which the plan is made.
 CALL = Facts({"m": 8192}, 4)
 
@@ -84,10 +82,6 @@ def placed() -> str:
     return _tasks("place")
 
 
-def tiled() -> str:
-    return _tasks("tile")
-
-
 def _tasks(name: str) -> str:
     return code(task.show(declared().tasks[name], places=False))
 
@@ -100,36 +94,6 @@ def refused() -> str:
         place = error.place.frames[0].source()
         return code(f"{type(error).__name__}: {error.message}\n  at  {place}", "text")
     raise AssertionError("a program without its all_gather is placed")
-
-
-def needed() -> str:
-    """Some tiles and what they need, the longest lists cut."""
-    lines = []
-    needs = dependencies(declared().program, SIZES, RANKS)
-    for one in needs:
-        if one[1:] != (1, 1, 1):
-            continue
-        found = [f"{other.task}[{other.i_m}, {other.i_n}]@{other.rank}" for other in needs[one]]
-        shown = ", ".join(found[:4]) + (f", ... {len(found)} in all" if len(found) > 4 else "")
-        lines.append(
-            f"{one.task}[{one.i_m}, {one.i_n}]@{one.rank}".ljust(20) + f"<- {shown or '-'}"
-        )
-    return code("\n".join(lines), "text")
-
-
-def mapped() -> str:
-    return code(device.text.show(declared().channels, places=False))
-
-
-def fitted() -> str:
-    channel = declared().channels[0]
-    mapping.check(channel, SIZES, RANKS)
-    lines = []
-    for side, spans in zip(("producer", "consumer"), mapping.views(channel, SIZES, RANKS)):
-        for i, one in enumerate(spans):
-            words = ", ".join(map(str, range(one.word, one.word + one.count)))
-            lines.append(f"{side} {i:2}: rows {one.first:3} to {one.end - 1:3}   words {words}")
-    return code("\n".join(lines), "text")
 
 
 def unfused() -> str:
@@ -147,7 +111,7 @@ def engines() -> str:
     return _changed("fuse", "engines")
 
 
-def tiled_again() -> str:
+def tiled() -> str:
     return _changed("engines", "tile")
 
 
@@ -202,7 +166,13 @@ def buffers() -> str:
 
 def allocated() -> str:
     plan = list(called().plans.values())[2]
-    return code(allocate.dump(plan, CALL.sizes, CALL.num_ranks), "text")
+    lines = [f"{'buffer':20} {'offset':>12} {'bytes':>12}  steps 1 to {len(plan.steps)}"]
+    for one in layout(plan, CALL.sizes, CALL.num_ranks).values():
+        life = range(one.first_step, one.last_step + 1)
+        marks = "".join("#" if i in life else "." for i in range(1, len(plan.steps) + 1))
+        where = f"{one.role} {one.offset}"
+        lines.append(f"{one.buffer:20} {where:>12} {one.num_bytes:>12}  {marks}")
+    return code("\n".join(lines), "text")
 
 
 # ---- two other programs
@@ -295,7 +265,7 @@ def _kernel(plan: device.Plan) -> str:
 
 
 def passes_at_declaration() -> str:
-    return _passes(pipeline.at_declaration())
+    return _passes(pipeline.AT_DECLARATION)
 
 
 def passes_at_call() -> str:
@@ -307,11 +277,11 @@ def _passes(passes: Sequence[pipeline.Pass]) -> str:
 
 
 def task_rules() -> str:
-    return _rules("Task", task.RULES)
+    return _rules("Task", of_tasks.RULES)
 
 
 def device_rules() -> str:
-    return _rules("Device", device.RULES)
+    return _rules("Device", of_plans.RULES)
 
 
 def _rules(level: str, rules: tuple) -> str:

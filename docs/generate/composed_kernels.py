@@ -11,7 +11,7 @@ from generate.blocks import code, table
 
 from weft.base.place import Frame, Place
 from weft.compiler.lower import kernels, source
-from weft.ir import core, core_in_plan, device
+from weft.ir import core, core_in_plan, core_rules, device
 from weft.ir.device import Launch
 
 # It waits, keeps tiles, announces and gives the slot back.
@@ -49,7 +49,7 @@ def _words(words: Iterable[str]) -> str:
 
 
 def rules() -> str:
-    return table(("Core rule", "why"), [(rule.name, rule.why) for rule in core.RULES])
+    return table(("Core rule", "why"), [(rule.name, rule.why) for rule in core_rules.RULES])
 
 
 def rules_in_plan() -> str:

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from generate.blocks import table
 
-from weft.verify.lint.registry import RULES
-from weft.verify.lint.rules import load_rules
+from weft.verify.lint.rules import RULES
 
 
 def rules() -> str:
-    load_rules()
     rows = [(f"`{one.name}`", one.severity, one.summary, one.remedy) for one in RULES.values()]
     return table(("rule", "severity", "finds", "remedy"), rows)

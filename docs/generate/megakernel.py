@@ -1,4 +1,4 @@
-"""Blocks of docs/megakernel.md: one program to tasks, counters, queues and its kernel."""
+"""Blocks of docs/megakernel.md: one program to tasks, counters, workers and its kernel."""
 
 from __future__ import annotations
 
@@ -18,9 +18,7 @@ from weft.megakernel.check import RULES, check
 from weft.megakernel.counters import stages_of, without_implied
 from weft.megakernel.graph import build
 from weft.megakernel.memory import bytes_of, lay_out, lifetimes, reuses
-from weft.megakernel.predicted import play
-from weft.megakernel.records import SCHEDULES, TaskGraph
-from weft.megakernel.schedule import schedule
+from weft.megakernel.records import TaskGraph
 from weft.megakernel.tiles import cut
 
 # Small enough to be read: two ranks of three workers, tiles of 16 x 16.
@@ -34,15 +32,11 @@ PARAMETERS = {
 
 @functools.cache
 def _graph() -> TaskGraph:
-    """The program of the page, without queues."""
+    """The program of the page."""
     placed = place(trace(mlp, "tp", PARAMETERS))
     extents = {task.name: (16, 16) for task in placed.tasks if task.kind != "input"}
-    return build(tile(placed, extents), SIZES, RANKS, rest=0)
-
-
-@functools.cache
-def _queued() -> TaskGraph:
-    return schedule(_graph(), "balanced", WORKERS)
+    graph = build(tile(placed, extents), SIZES, RANKS, rest=0)
+    return replace(graph, num_workers=WORKERS)
 
 
 def program() -> str:
@@ -133,23 +127,13 @@ def reused() -> str:
     return code("\n".join(lines), "text")
 
 
-def queues() -> str:
+def workers() -> str:
     lines = []
-    for rank in _queued().ranks:
-        for worker, queue in enumerate(rank.queues):
-            names = [str(rank.tasks[i]) for i in queue]
+    for rank in _graph().ranks:
+        for worker in range(WORKERS):
+            names = [str(one) for one in rank.tasks[worker::WORKERS]]
             shown = ", ".join(name.removesuffix(f"@{rank.rank}") for name in names[:5])
             lines.append(f"rank {rank.rank} worker {worker}: {shown}, ... {len(names)} in all")
-    return code("\n".join(lines), "text")
-
-
-def ends() -> str:
-    """What each schedule would take."""
-    lines = [f"{'us, workers:':12} {1:6} {WORKERS:6} {8:6}"]
-    for how in SCHEDULES:
-        graphs = [schedule(_graph(), how, n) for n in (1, WORKERS, 8)]
-        times = [max(one.end_us for one in play(graph)) for graph in graphs]
-        lines.append(f"{how:12} {times[0]:6.1f} {times[1]:6.1f} {times[2]:6.1f}")
     return code("\n".join(lines), "text")
 
 
@@ -158,23 +142,23 @@ def rules() -> str:
 
 
 def breach() -> str:
-    """What is said where two tasks of a queue are the wrong way around."""
-    graph = _queued()
+    """What is said where a rank's tasks are the wrong way around."""
+    graph = _graph()
     rank = graph.ranks[0]
-    queues = (rank.queues[0][::-1], *rank.queues[1:])
-    wrong = replace(graph, ranks=(replace(rank, queues=queues), *graph.ranks[1:]))
+    tasks = tuple(replace(one, id=i) for i, one in enumerate(rank.tasks[::-1]))
+    wrong = replace(graph, ranks=(replace(rank, tasks=tasks), *graph.ranks[1:]))
     return code("\n".join(one.message for one in check(wrong)), "text")
 
 
 def kernel() -> str:
     """The generated kernel, without what comes before it in its file."""
-    text = codegen.text(_queued())
-    head = f"@triton.jit\ndef {codegen.kernel_name(_queued())}("
+    text = codegen.text(_graph())
+    head = f"@triton.jit\ndef {codegen.kernel_name(_graph())}("
     return code(text[text.index(head) :])
 
 
 def body() -> str:
     """One of its bodies."""
-    text = codegen.text(_queued())
+    text = codegen.text(_graph())
     begin = text.index("@triton.jit\ndef _matmul(")
     return code(text[begin : text.index("\n\n\n", begin)])

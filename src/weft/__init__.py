@@ -6,6 +6,9 @@
     kernel[grid](world.arg, ...)     a @triton.jit kernel that calls wl.put, wl.notify, wl.wait, ...
     weft.ops.ag_gemm(a, b, world=world)      operators on torch tensors
     @weft.program(...)               a tensor program with collectives, for the compiler
+    weft.parallelize(model, world)   a torch model, its layers spread over the ranks
+    weft.prepare(op, sizes, world=world)     compile now what calls of these sizes launch
+    weft.tune(op, sizes, world=world)        measure now how calls of these sizes are best done
     with weft.emulated(ranks=4) as ranks:    ranks without GPUs, inside a test
         ranks.run(main)
 
@@ -24,7 +27,7 @@ from weft.base.providers import provide
 
 if TYPE_CHECKING:
     # What type checkers and editors see of the names below; a test compares the two.
-    from weft import emulator, language, megakernel, ops, runtime, verify
+    from weft import emulator, language, layers, megakernel, models, ops, runtime, verify
     from weft.base.errors import (
         AllocationOrderError,
         CallOrderError,
@@ -38,9 +41,11 @@ if TYPE_CHECKING:
         FarPointerError,
         FindingError,
         IllegalError,
+        NotPreparedError,
         NotSymmetricError,
         OutOfBoundsError,
         OutOfMemoryError,
+        OutOfResourcesError,
         PeerError,
         PlacementError,
         PoisonedError,
@@ -58,7 +63,11 @@ if TYPE_CHECKING:
     from weft.base.vocabulary import Order, Scope, SignalOp
     from weft.compiler import program
     from weft.emulator import emulated
+    from weft.layers.inductor_pass import inductor_pass
+    from weft.layers.parallelize import parallelize
+    from weft.plan.prepare import prepare
     from weft.runtime import World, init, world
+    from weft.tune.choosing import tune
 
 __version__ = "0.1.0"
 
@@ -69,6 +78,9 @@ _NAMES = {
     "World": "weft.runtime:World",
     "emulated": "weft.emulator:emulated",
     "program": "weft.compiler:program",
+    "prepare": "weft.plan.prepare:prepare",
+    "parallelize": "weft.layers.parallelize:parallelize",
+    "tune": "weft.tune",
     "Report": "weft.base.report:Report",
     "Order": "weft.base.vocabulary:Order",
     "Scope": "weft.base.vocabulary:Scope",
@@ -76,14 +88,25 @@ _NAMES = {
     "language": "weft.language",
     "ops": "weft.ops",
     "megakernel": "weft.megakernel",
+    "layers": "weft.layers",
+    "models": "weft.models",
+    "inductor_pass": "weft.layers.inductor_pass:inductor_pass",
     "emulator": "weft.emulator",
     "runtime": "weft.runtime",
     "verify": "weft.verify",
 }
 _ERRORS = "weft.base.errors"
 
-# What runs programs, what they call of operators, and what runs them as one kernel.
-provide(executor="weft.plan", collectives="weft.ops", persistent="weft.megakernel")
+# What runs programs, what they call of operators, what runs them as one kernel; how calls are done,
+# and what they launch.
+provide(
+    executor="weft.plan",
+    collectives="weft.ops",
+    persistent="weft.megakernel",
+    console="weft.tools.console",
+    choices="weft.plan.choices",
+    preparing="weft.plan.prepare",
+)
 
 __all__ = [
     "AllocationOrderError",
@@ -98,10 +121,12 @@ __all__ = [
     "FarPointerError",
     "FindingError",
     "IllegalError",
+    "NotPreparedError",
     "NotSymmetricError",
     "Order",
     "OutOfBoundsError",
     "OutOfMemoryError",
+    "OutOfResourcesError",
     "PeerError",
     "PlacementError",
     "PoisonedError",
@@ -120,12 +145,18 @@ __all__ = [
     "World",
     "emulated",
     "emulator",
+    "inductor_pass",
     "init",
     "language",
+    "layers",
     "megakernel",
+    "models",
     "ops",
+    "parallelize",
+    "prepare",
     "program",
     "runtime",
+    "tune",
     "verify",
     "world",
 ]

@@ -12,8 +12,8 @@ from weft.ir import core, device
 
 GOLDEN = Path(__file__).parent / "golden"
 PLANS = (
-    "ag_gemm_pull", "ag_gemm_push", "ag_gemm_pushers", "ag_gemm_scaled", "gemm_rs",
-    "gemm_rs_carried", "gemm_ar_two_shot",
+    "ag_gemm_put", "ag_gemm_push", "ag_gemm_pushers", "ag_gemm_scaled", "gemm_rs",
+    "gemm_rs_staged", "gemm_ar_two_shot",
     "all_reduce_rms_norm", "all_reduce_rms_norm_few", "all_reduce_rms_norm_twice", "mlp", "ag_moe",
     "moe", "moe_rs",
 )  # fmt: skip

@@ -13,6 +13,7 @@ from weft.compiler import (
     all_reduce,
     gather_rows,
     grouped_matmul,
+    matmul_tn,
     moe_route,
     program,
     reduce_scatter,
@@ -33,6 +34,10 @@ def ag_gemm(a, b):
 
 def ag_gemm_scaled(a, b):
     return matmul(all_gather(a), b, dtype="bfloat16", scaling="rows")
+
+
+def ag_wgrad(x, y):
+    return matmul_tn(all_gather(x), y)
 
 
 def gemm_rs(a, b):
@@ -78,6 +83,7 @@ PARAMETERS = {
         "a": of_type("m", 4096, Shard(0), dtype="float8_e4m3fn"),
         "b": of_type(4096, 28672, Shard(1), dtype="float8_e4m3fn"),
     },
+    ag_wgrad: {"x": of_type("m", 4096, Shard(0)), "y": of_type("m", 28672, Shard(1))},
     gemm_rs: {"a": of_type("m", 14336, Shard(1)), "b": of_type(14336, 4096, Shard(0))},
     gemm_ar: {"a": of_type("m", 14336, Shard(1)), "b": of_type(14336, 4096, Shard(0))},
     all_reduce_rms_norm: {
@@ -111,9 +117,7 @@ def declared(function) -> Compiled:
     return program(mesh="tp", **PARAMETERS[function])(function)
 
 
-def compiled(
-    function, m: int = 8192, on_heap: str = "", nodes: tuple[int, ...] = (), **settings
-) -> Stages:
-    """For m rows on four H200s; `on_heap` are inputs, by one letter or a name each."""
-    facts = Facts({"m": m}, nodes=nodes, on_heap=frozenset(on_heap.split()))
+def compiled(function, m: int = 8192, nodes: tuple[int, ...] = (), **settings) -> Stages:
+    """For m rows on four H200s."""
+    facts = Facts({"m": m}, nodes=nodes)
     return overlap(placed(function), facts, Settings(**settings))

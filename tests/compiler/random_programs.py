@@ -11,7 +11,6 @@ import torch
 from weft.base.parts import part_of
 from weft.compiler import (
     Compiled,
-    Halves,
     Partial,
     Replicate,
     Shard,
@@ -31,8 +30,8 @@ from weft.compiler import (
     silu_mul,
 )
 from weft.compiler.binding import check_pairs
-from weft.compiler.passes.tile import bounds_of
 from weft.ir.task import Program
+from weft.plan.program_cards import rank_part
 
 PLACEMENTS = (Shard(0), Shard(1), Replicate(), Partial())
 STEPS = {
@@ -102,6 +101,8 @@ def global_inputs(
         if task.kind == "input":
             shape = [sizes.get(size, size) for size in task.type.sizes]
             drawn = torch.randn(shape, generator=generator) / 2
+            if task.type.dtype == "int32":
+                drawn = drawn.abs() * 4
             found[task.name] = drawn.to(getattr(torch, task.type.dtype))
     return found
 
@@ -116,14 +117,7 @@ def of_rank(
         mine = torch.zeros_like(tensor)
         mine[first:end] = tensor[first:end]
         return mine
-    if isinstance(kind.placement, Halves):
-        dim = kind.placement.dim
-        halves = tensor.tensor_split(2, dim=dim)
-        first, end = part_of(halves[0].shape[dim], rank, num_ranks)
-        return torch.cat([one.narrow(dim, first, end - first) for one in halves], dim=dim)
-    return tensor[
-        tuple(slice(*pair) for pair in bounds_of(kind, rank, sizes, num_ranks))
-    ].contiguous()
+    return rank_part(kind.placement, tensor, rank, num_ranks).contiguous()
 
 
 def random_layers(seed: int, num_ranks: int, dtype: str = "float32") -> Compiled:
@@ -141,11 +135,12 @@ def random_layers(seed: int, num_ranks: int, dtype: str = "float32") -> Compiled
     inputs["weight"] = Tensor(dtype, (1, width), Replicate())
     between, behind = [], []
     for i in range(chooser.choice([1, 1, 2])):
-        between.append(chooser.choice(["none", "silu", "silu_mul", "gate", "twice"]))
-        behind.append(chooser.choice(["none", "residual", "norm", "both"]))
+        between.append(chooser.choice(["none", "silu", "silu_mul", "gate", "twice", "bias"]))
+        behind.append(chooser.choice(["none", "residual", "norm", "both", "bias"]))
         wide = 2 * hidden if between[-1] == "silu_mul" else hidden
         inputs[f"up{i}"] = Tensor(dtype, (width, wide), Shard(1))
         inputs[f"down{i}"] = Tensor(dtype, (hidden, width), Shard(0))
+        inputs[f"bias{i}"] = Tensor(dtype, (1, wide), Shard(1))
     is_open = chooser.random() < 0.3  # the last layer ends before its sums
     is_sum = replicated and chooser.random() < 0.5  # rows are summed and worked on before all else
     if is_sum:
@@ -162,6 +157,8 @@ def random_layers(seed: int, num_ranks: int, dtype: str = "float32") -> Compiled
                 h = silu(h) * h
             elif inner == "twice":  # a second product of the same rows
                 h = silu(h) * (whole @ given[f"up{i}"])
+            elif inner == "bias":
+                h = silu(h + given[f"bias{i}"])
             elif inner != "none":
                 h = STEPS[inner](h)
             if is_open and i == len(between) - 1:
@@ -170,6 +167,8 @@ def random_layers(seed: int, num_ranks: int, dtype: str = "float32") -> Compiled
             x = all_reduce(x) if replicated else reduce_scatter(x)
             if outer in ("residual", "both"):
                 x = x + residual
+            if outer == "bias":
+                x = rms_norm(x + weight, weight)
             if outer in ("norm", "both"):
                 x = rms_norm(x, weight)
         return x

@@ -18,7 +18,7 @@ from weft.compiler.pipeline import Stages
 from weft.ir import core
 from weft.ir.device import Launch
 from weft.plan.product_launches import PLAIN_STAGES, PLAIN_WARPS
-from weft.tiles import gemm_sm90
+from weft.tiles import gemm_sm90, multiply_sm90
 from weft.tiles.blocking import Blocking
 
 # Hidden and inner sizes; the last one's columns divide by no tile.
@@ -60,7 +60,7 @@ def lowers(stages: Stages, facts: Facts) -> list[tuple[int, ...]]:
         if target.name == "cuda:90" and gemm_sm90.has_tile(launch.tile):
             most = gemm_sm90.most_stages(*launch.tile, target)
             gemm_sm90.check(launch.kernel, *launch.tile, most, target)
-        columns = gemm_sm90.wide_columns(tile_n)
+        columns = multiply_sm90.wide_columns(tile_n)
         plain = Blocking(tile_m, columns, tile_k, PLAIN_WARPS, PLAIN_STAGES)
         plain.check(launch.kernel, "bfloat16", "bfloat16", False, target)
         found.append(launch.tile)

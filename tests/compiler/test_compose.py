@@ -18,7 +18,7 @@ from weft.base.place import Frame, Place
 from weft.base.target import TARGETS
 from weft.compiler.lower import compose, kernels, source
 from weft.compiler.lower.signature import Specialised, record
-from weft.ir import core
+from weft.ir import core, core_rules
 from weft.language import slots, triton_api
 from weft.language.mapping import StaticMapping
 from weft.tiles import blocking, composition, gemm
@@ -57,7 +57,7 @@ def gather_and_multiply(
     (rows, k), n = a.shape, b.shape[1]
     signals = {"rows_ready": (world.num_ranks * chunks, torch.int64)}
     slot = world.workspace("generated", {"gathered": ((m, k), a.dtype)}, signals)
-    split = StaticMapping.of(m, world.num_ranks, chunks=chunks, push_rows=16, tile_rows=16)
+    split = StaticMapping.of(m, world.num_ranks, chunks=chunks, tile_rows=16)
     c = torch.full((m, n // width), float("nan"), dtype=a.dtype)
     shape = gemm.Shape(m, n, k, k, n, n)
     tile = gemm.Tile.of(16, 16, 16, size_k=k, tma=tma)
@@ -84,7 +84,7 @@ def gather_and_multiply(
     [(3, 100, 72, 56, True), (4, 9, 16, 16, False), (1, 40, 48, 32, False)],
 )
 def test_ag_gemm_multiplies_as_rows_arrive(ranks, num_ranks, m, n, k, tma):
-    kernel = source.load(kernel_of("ag_gemm_pull"))
+    kernel = source.load(kernel_of("ag_gemm_put"))
     whole = torch.randn(m, k)
 
     def main():
@@ -138,7 +138,7 @@ def test_what_is_launched_is_golden(name):
 
 @pytest.mark.parametrize("name", PLANS)
 def test_functions_take_what_statements_give_them(name):
-    for calls in compose.calls_of(kernel_of(name), {}).values():
+    for calls in compose.calls_of(kernel_of(name)).values():
         for call in all_calls(calls):
             assert len(composition.own_parameters(call.function)) == len(call.args), call
 
@@ -173,14 +173,17 @@ PLAIN = {
     "cuda:90": Specialised("bfloat16", (128, 128, 64), 4, tma=True, num_warps=8),
 }
 COMPILED = [(name, "sm90", "cuda:90", Specialised("bfloat16", WIDE, 4, num_stages=4))
-            for name in ("ag_gemm_pull", "gemm_rs", "gemm_rs_carried", "mlp")]  # fmt: skip
-COMPILED += [("ag_gemm_pull", "sm90", "cuda:90", Specialised("bfloat16", (128, 160, 64), 4,
-                                                             num_stages=5)),
-             ("gemm_rs_carried", "plain", "hip:gfx942", PLAIN["hip:gfx942"])]  # fmt: skip
+            for name in ("mlp",)]  # fmt: skip
+COMPILED += [("gemm_rs_staged", "plain", "hip:gfx942", PLAIN["hip:gfx942"])]
 # What tests/ops compiles of the operators, and tiles that are taken more rarely.
 COMPILED += [
+    pytest.param(name, "sm90", "cuda:90", Specialised("bfloat16", WIDE, 4, num_stages=4),
+                 marks=pytest.mark.slow)
+    for name in ("ag_gemm_put", "gemm_rs", "gemm_rs_staged")
+]  # fmt: skip
+COMPILED += [
     pytest.param(name, variant, target, given, marks=pytest.mark.slow)
-    for name in ("ag_gemm_pull", "gemm_rs", "gemm_rs_carried", "mlp")
+    for name in ("ag_gemm_put", "gemm_rs", "gemm_rs_staged", "mlp")
     for variant, target, given in [
         *(("plain", target, given) for target, given in PLAIN.items()),
         *(("sm90", "cuda:90", Specialised("bfloat16", (128, columns, 64), 4, num_stages=stages))
@@ -261,10 +264,11 @@ def test_what_a_statement_does_has_the_users_line():
     assert shown and all(line.endswith("  # mlp.py:12") for line in shown)
 
 
+@pytest.mark.slow
 def test_tiles_that_leave_by_tma_have_a_descriptor_for_each_peer():
     """Both kinds of sending, announced late, compile for Hopper; elsewhere they are stores."""
     kernel = kernel_of("gemm_ar_two_shot")
-    sending = core.require(kernels.sending(kernel))
+    sending = core_rules.require(kernels.sending(kernel))
     assert compose.peers_of(sending) == ["partials", "gathered"]
     assert not compose.peers_of(kernel)
     variants, given = source.load(sending), Specialised("bfloat16", WIDE, 4, num_stages=4)

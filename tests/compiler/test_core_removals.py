@@ -27,12 +27,12 @@ from weft.compiler.lower import kernels
 from weft.compiler.passes.engines import pairs
 from weft.compiler.passes.fuse import fuse
 from weft.compiler.pipeline import overlap
-from weft.ir import core, core_in_plan
+from weft.ir import core, core_in_plan, core_rules
 from weft.ir.device import Launch, Plan
 from weft.verify.mutants.core_ir import mutations
 
 ENGINES = {
-    "all_gather": ("ce_pull", "ce_push", "sm_push", "sm_put", "pushers"),
+    "all_gather": ("ce_push", "sm_push", "sm_put", "pushers"),
     "reduce_scatter": ("sm_push", "ce_push", "sm_put"),
     "all_reduce": ("sm_push", "one_shot_ll", "two_shot_ll", "sm_put"),
 }
@@ -58,10 +58,10 @@ def weaker(kernel: core.Kernel) -> Iterator[tuple[str, core.Kernel]]:
 def all_refused(kernel: core.Kernel) -> Counter[str]:
     """How often what was done to a legal kernel; each time it is refused, where the user has a line
     with that."""
-    assert core.check(kernel) == []
+    assert core_rules.check(kernel) == []
     found: Counter[str] = Counter()
     for done, changed in weaker(kernel):
-        breaches = core.check(changed)
+        breaches = core_rules.check(changed)
         assert breaches, f"{done}:\n{core.show(changed, places=False)}"
         if kernel.place.frames:
             assert any(one.place.frames for one in breaches), breaches
@@ -105,7 +105,7 @@ def fits_alone(plan: Plan, made: dict[str, core.Kernel]) -> int:
     for name, kernel in made.items():
         assert core_in_plan.check(plan, launches[name], kernel) == []
         for other in otherwise(kernel):
-            found = core.check(other) or core_in_plan.check(plan, launches[name], other)
+            found = core_rules.check(other) or core_in_plan.check(plan, launches[name], other)
             assert found, core.show(other, places=False)
             refused += 1
     return refused
@@ -134,14 +134,13 @@ def of_programs() -> Iterator[Lowered]:
         placed = operators.placed(function)
         found = [collective for collective, _ in pairs(fuse(placed))]
         for engines in itertools.product(*(ENGINES.get(one.kind, ("sm_push",)) for one in found)):
-            for on_heap in (frozenset(), frozenset(operators.PARAMETERS[function])):
-                facts = Facts({"m": 64}, num_ranks, TARGETS["emu"], nodes, on_heap)
-                settings = Settings(engines=dict(zip((one.name for one in found), engines)))
-                try:
-                    plan = overlap(placed, facts, settings).plan
-                    yield plan, kernels.lower(plan)
-                except (ConfigError, UnsupportedError):
-                    continue
+            facts = Facts({"m": 64}, num_ranks, TARGETS["emu"], nodes)
+            settings = Settings(engines=dict(zip((one.name for one in found), engines)))
+            try:
+                plan = overlap(placed, facts, settings).plan
+                yield plan, kernels.lower(plan)
+            except (ConfigError, UnsupportedError):
+                continue
 
 
 def of_random(compiled: Compiled, num_ranks: int, nodes: tuple[int, ...] = ()) -> Lowered:
@@ -216,7 +215,7 @@ def test_rows_that_another_kernel_has_waited_for():
     for by in ("", "another"):
         other = replace(rows, by=by)
         changed = _with(kernel, kernel.statements[:at], other, kernel.statements[at + 1 :])
-        found = core.check(changed) or core_in_plan.check(plan, launch, changed)
+        found = core_rules.check(changed) or core_in_plan.check(plan, launch, changed)
         assert any(rows.name in one.message for one in found), found
 
 

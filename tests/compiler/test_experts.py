@@ -193,9 +193,9 @@ def test_layers_survive_as_text():
         for stage in compiled.stages.tasks.values():
             assert task.parse(task.show(stage)) == stage
         assert device.parse(device.show(compiled.plan)) == compiled.plan
-    told = dict(layer().texts())
-    assert "routing: table[m, 2, 4] @ Replicate() = moe_route(logits, top_k=2" in told["place"]
-    assert "routing = buffer(table, (m, 2, 4), role=tables)" in told["unfused"]
+    placed = task.show(layer().stages.tasks["place"])
+    assert "routing: table[m, 2, 4] @ Replicate() = moe_route(logits, top_k=2" in placed
+    assert "routing = buffer(table, (m, 2, 4), role=tables)" in device.show(layer().plan)
 
 
 def placed_as(x, w, body):

@@ -12,10 +12,9 @@ from test_unfused import run
 import weft
 from weft.base.errors import ConfigError, ShapeError
 from weft.base.target import TARGETS
-from weft.compiler import Facts, Settings, experts
+from weft.compiler import Facts, Settings
 from weft.compiler.lower import kernels, source
 from weft.compiler.lower.signature import Specialised, record
-from weft.compiler.passes import map as mapping
 from weft.compiler.pipeline import overlap
 from weft.ir import core, device
 from weft.ir.device import Call, Channel, Launch
@@ -140,7 +139,6 @@ def test_many_random_layers(ranks, num_ranks: int):
     [
         ({"tiles": {"products": (32, 16, 16), "products_2": (16, 16, 16)}},
          "routing is cut for tiles of one height; rows of tiles are of products 32, products_2 16"),
-        ({"orders": {"products": lambda i, num_m, num_n, args: (i, 0)}}, "tiles come in the turns"),
         ({"engines": {"gathered": "sm_push"}},
          "all_gather gathered has engine=sm_push; .* have feed"),
     ],
@@ -182,22 +180,6 @@ def test_libraries_where_they_are_asked_for_or_a_rank_would_have_nothing():
     assert not stages_of(layer(), num_ranks=25).plan.of(Launch)
 
 
-def test_the_routers_tables_fit_the_mapping_and_broken_ones_are_told(ranks):
-    compiled = layer()
-
-    def main():
-        world = weft.init()
-        logits = torch.randn(19, E, generator=torch.Generator().manual_seed(world.rank))
-        routing = weft.ops.moe_route(logits[: 10 - world.rank], 2, world=world, m=19, tile_m=16)
-        compiled.check(2, {"routing": routing}, m=19)
-        routing.tables.tiles[4, 0] = 0  # of its tokens some are rank 1's
-        with pytest.raises(ConfigError, match="has tokens of ranks 0, 1, and waits for 0 to 0"):
-            compiled.check(2, {"routing": routing}, m=19)
-        world.close()
-
-    ranks(main, 2)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("target", ["cuda:90", "cuda:100", "hip:gfx942"])
 def test_kernels_compile_and_their_waits_hold(target: str):
@@ -218,23 +200,3 @@ def test_kernels_compile_and_their_waits_hold(target: str):
             report = compiled_check(binary, TARGETS[target])
             assert report.ok, str(report)
             assert "ld.local" not in binary.asm.get("ptx", "")
-
-
-def test_tables_that_say_other_ranks_than_their_tokens_have():
-    (channel, *_) = stages_of(layer()).plan.of(Channel)
-    routing = experts.route(torch.randn(9, E, generator=torch.Generator().manual_seed(1)), 2)
-    ranks_of = (routing.tables.token_of // 5).tolist()
-    ends = routing.tables.counts[0].cumsum(0).tolist()
-    tiles = [
-        (e, first, end, ranks_of[first], ranks_of[end - 1])
-        for e, (first, end) in enumerate(zip([0, *ends], ends))
-        if end > first
-    ]
-    mapping.check_tables(channel, tiles, ranks_of, 2)
-    *rest, lo, _ = tiles[0]
-    with pytest.raises(
-        ConfigError, match="tile 0, slots 0 to .* has tokens of ranks 0, 1, .* its hi 1"
-    ):
-        mapping.check_tables(channel, [(*rest, lo, 0), *tiles[1:]], ranks_of, 2)
-    with pytest.raises(ConfigError, match="rows 0 to .* are in none of the producer's tiles"):
-        mapping.check_tables(channel, tiles[1:], ranks_of, 2)

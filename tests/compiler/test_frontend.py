@@ -13,16 +13,21 @@ import weft
 from weft.base.errors import DtypeError, PlacementError, ShapeError, UsageError
 from weft.compiler import (
     Partial,
+    Pieces,
     Replicate,
     Shard,
     Tensor,
     all_gather,
     all_reduce,
+    embedding,
+    gelu,
     program,
     reduce_scatter,
     rms_norm,
+    rope_by_table,
     silu,
     silu_mul,
+    split,
 )
 
 X = Tensor("float32", ("m", 8), Shard(0))
@@ -97,6 +102,8 @@ REFUSED = [
     (lambda x, w: rms_norm(x, w), ShapeError, "w must be (1, 8); it is (8, 12)"),
     (lambda x, w: all_gather(x) + w, ShapeError, "add: gathered is (m, 8), w is (8, 12)"),
     (lambda x, w: silu_mul(w @ w), ShapeError, "w has 12 columns but w has 8 rows"),
+    (lambda x, w: gelu(x, approximate="erf"), UsageError,
+     "gelu has approximate='erf'; it is one of none, tanh"),
     (lambda x, w: x * 2, UsageError, "mul is given 2; it takes values of the program"),
     (lambda x, w: 2 @ x, UsageError, "matmul is given 2"),
     (lambda x, w: x if x else w, UsageError, "x is asked whether it is true"),
@@ -127,6 +134,86 @@ def test_summands_are_not_for_silu():
     assert "product @ Partial()" in told and "all_reduce(product)" in told
     assert "reduce_scatter(product, dim=0)" in told and "reduce_scatter(product, dim=1)" in told
     assert line_of(caught) == "return silu(h @ w)"
+
+
+def test_one_row_for_all_rows():
+    """On either side; it lies as the columns that it is for."""
+    bias = Tensor("float32", (1, 12), Shard(1))
+
+    @program(mesh="tp", x=X, w=W, bias=bias)
+    def biased(x, w, bias):
+        h = all_gather(x) @ w
+        return h + bias, bias * h, bias + bias
+
+    tasks = biased.stages.program.tasks[-3:]
+    assert [(one.kind, one.operands) for one in tasks] == [
+        ("add_row", ("product", "bias")),
+        ("mul_row", ("product", "bias")),
+        ("add", ("bias", "bias")),
+    ]
+    assert tasks[0].type == Tensor("float32", ("m", 12), Shard(1))
+    h, w = Tensor("float32", ("m", 8), Shard(1)), Tensor("float32", (8, 6), Shard(0))
+    told = r"add_row cannot take product @ Partial\(\) and b .* all_reduce\(product\);"
+    with pytest.raises(PlacementError, match=told):
+        program(mesh="tp", h=h, w=w, b=Tensor("float32", (1, 6)))(lambda h, w, b: h @ w + b)
+    with pytest.raises(ShapeError, match=r"x has 8 columns, so bias must be \(1, 8\); it is"):
+        program(mesh="tp", x=X, bias=bias)(lambda x, bias: x + bias)
+
+
+SOME_COLUMNS = [
+    (lambda x, w: x[0], UsageError, "x[..]: of a value of a program all rows of some columns"),
+    (lambda x, w: x[:, 2:], UsageError, "x[:, first:end]; while it is traced"),
+    (lambda x, w: x[:, -3:4], UsageError, "by numbers from 0 on"),
+    (lambda x, w: x[:, 0:8:2], UsageError, "x[:, first:end]"),
+    (lambda x, w: x[:, 4:9], ShapeError, "x has 8 columns, of which 4 to 9 are asked for"),
+    (lambda x, w: w[:, :6], PlacementError,
+     "declare the weight that w is made of @ Pieces(1, (..)), and take one of its pieces"),
+    (lambda x, w: split(all_gather(x) @ w, (8, 4))[1], PlacementError,
+     "all_gather(product, dim=1)"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("function", "error", "told"), SOME_COLUMNS, ids=range(len(SOME_COLUMNS)))
+def test_columns_that_cannot_be_taken(function, error: type, told: str):
+    with pytest.raises(error, match=re.escape(told)) as caught:
+        program(mesh="tp", x=X, w=W)(function)
+    assert "lambda x, w" in line_of(caught)
+
+
+OF_HEADS = [
+    (lambda x, p, t: rms_norm(x, t, head=6), ShapeError, "x has 8 columns; heads have head=6"),
+    (lambda x, p, t: rms_norm(x, t, head=4), ShapeError,
+     "head_norm: t is (9, 4); of heads of 4 columns it must be (1, 4)"),
+    (lambda x, p, t: rope_by_table(x, t, t, head=4), ShapeError,
+     "t is float32[9, 4] @ Replicate(); it must be int32"),
+    (lambda x, p, t: rope_by_table(x, p, t, head=8), ShapeError,
+     "t has 4 columns; of heads of 8 it has as many: cosines, then sines"),
+    (lambda x, p, t: rope_by_table(x, p, t, head=4), PlacementError,
+     "p must be Shard(1): declare it so"),
+    (lambda x, p, t: embedding(x, t), ShapeError, "embedding: x is float32[m, 8]"),
+    (lambda x, p, t: embedding(p, x), ShapeError, "it takes a table [vocabulary, columns]"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("function", "error", "told"), OF_HEADS, ids=range(len(OF_HEADS)))
+def test_heads_positions_and_tables_that_do_not_fit(function, error: type, told: str):
+    given = {"p": Tensor("int32", (1, "m")), "t": Tensor("float32", (9, 4))}
+    with pytest.raises(error, match=re.escape(told)) as caught:
+        program(mesh="tp", x=X, **given)(function)
+    assert "lambda x, p, t" in line_of(caught)
+
+
+def test_pieces_are_taken_whole():
+    in_pieces = Tensor("float32", (8, 12), Pieces(1, (8, 4)))
+    made = program(mesh="tp", x=X, w=in_pieces)(lambda x, w: split(all_gather(x) @ w, (8, 4)))
+    kinds = [one.type for one in made.stages.program.tasks[-2:]]
+    assert kinds == [Tensor("float32", ("m", size), Shard(1)) for size in (8, 4)]
+    with pytest.raises(PlacementError, match=re.escape("or take one of its pieces, [:, 0:8]")):
+        program(mesh="tp", x=X, w=in_pieces)(lambda x, w: (all_gather(x) @ w)[:, :6])
+    with pytest.raises(PlacementError, match=re.escape("split(product, (8, 4)), piece by piece")):
+        program(mesh="tp", x=X, w=in_pieces)(lambda x, w: silu_mul(all_gather(x) @ w))
+    with pytest.raises(ShapeError, match="pieces of 12 do not fill it"):
+        program(mesh="tp", w=Tensor("float32", (8, 13), Pieces(1, (8, 4))))(lambda w: w)
 
 
 def test_each_remedy_is_one():

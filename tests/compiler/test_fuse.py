@@ -21,13 +21,13 @@ from weft.compiler import (
 from weft.compiler.frontend import trace
 from weft.compiler.passes.fuse import fuse
 from weft.compiler.passes.place import place
-from weft.ir import task
+from weft.ir import kinds, task, task_rules
 
 
 def kernels(function, **parameters) -> dict[str, str]:
     """Of each task its kernel, without the program's name; libraries' tasks left out."""
     program = fuse(place(trace(function, "tp", parameters)))
-    task.require(program)
+    task_rules.require(program)
     assert task.parse(task.show(program)) == program
     short = len(program.name) + 1
     return {one.name: one.kernel[short:] for one in program.tasks if one.kernel}
@@ -72,6 +72,14 @@ def test_what_follows_a_product_is_done_in_registers_up_to_what_is_used_elsewher
         return silu(h) * h, h
 
     assert set(kernels(used, x=ROWS, w=UP)) == {"gathered", "product"}
+
+
+def test_a_row_for_all_rows_is_added_in_registers():
+    row = Tensor("bfloat16", (1, 64), Shard(1))
+    found = kernels(lambda x, w, b: silu(all_gather(x) @ w + b), x=ROWS, w=UP, b=row)
+    assert set(found) == {"gathered", "product", "total", "activated"}
+    found = kernels(lambda x, b: rms_norm(all_reduce(x) + b, b), x=SUM, b=WEIGHT)
+    assert set(found) == {"reduced", "total", "normed"}
 
 
 def test_rows_of_other_kernels_are_read_as_they_are():
@@ -121,7 +129,7 @@ def test_kernels_that_would_need_each_other_are_not_fused():
 )
 def test_what_stays_the_libraries(function, parameters, why: str):
     program = fuse(place(trace(function, "tp", parameters)))
-    collectives = [one for one in program.tasks if task.KINDS[one.kind].is_collective]
+    collectives = [one for one in program.tasks if kinds.KINDS[one.kind].is_collective]
     told = {one.subject: one for one in program.choices if one.taken == "library"}
     if not why:  # both products are made, one of them with its sums
         assert all(one.kernel for one in collectives)

@@ -37,8 +37,9 @@ def wanted(compiled: Compiled, sizes: dict[str, int], seed: int):
     generator = torch.Generator().manual_seed(seed + 1)
     given = [torch.randn(one.shape, generator=generator) for one in results]
     loss = sum((one * other).sum() for one, other in zip(results, given, strict=True))
-    found = torch.autograd.grad(loss, list(inputs.values()), allow_unused=True)
-    return inputs, given, results, dict(zip(inputs, found, strict=True))
+    leaves = {name: one for name, one in inputs.items() if one.requires_grad}
+    found = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True)
+    return inputs, given, results, dict.fromkeys(inputs) | dict(zip(leaves, found, strict=True))
 
 
 def check(world, compiled: Compiled, sizes: dict[str, int], seed: int, lowering="unfused") -> None:
@@ -54,7 +55,7 @@ def check(world, compiled: Compiled, sizes: dict[str, int], seed: int, lowering=
         return of_rank(kinds[name], tensor, sizes, rank, num_ranks)
 
     own = [
-        of_rank(kinds[name], one.detach(), sizes, rank, num_ranks).requires_grad_()
+        of_rank(kinds[name], one.detach(), sizes, rank, num_ranks).requires_grad_(one.requires_grad)
         for name, one in inputs.items()
     ]
     made = compiled.options(lowering=lowering)(*own, world=world, **sizes)
@@ -70,7 +71,8 @@ def check(world, compiled: Compiled, sizes: dict[str, int], seed: int, lowering=
             assert leaf.grad is None or not leaf.grad.any()
             continue
         want = part(name, expected[name])
-        scale = max(float(expected[name].double().norm()), 1e-6)
+        # Of what is 0, as with a choice of one expert, only fp32's noise is left.
+        scale = max(float(expected[name].double().norm()), 1e-2)
         got = torch.zeros_like(want) if leaf.grad is None else leaf.grad
         assert float((got - want).double().norm()) <= 1e-4 * scale, (name, got, want)
 

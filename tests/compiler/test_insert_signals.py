@@ -9,7 +9,7 @@ import pytest
 from operators import compiled
 
 from weft.compiler.passes.insert_signals import insert_signals
-from weft.ir import device
+from weft.ir import device, device_rules
 
 DRAWN = """\
 program(ag_gemm, mesh=tp, stage=drawn, results=(c,))
@@ -25,7 +25,7 @@ launch(multiply, (a, gathered, b), writes=(c,), programs=resident)
 
 def signalled(text: str) -> list[str]:
     plan = insert_signals(device.parse(text))
-    assert device.check(plan) == []
+    assert device_rules.check(plan) == []
     return device.show(plan).splitlines()
 
 
@@ -55,33 +55,10 @@ def test_a_call_of_a_library_is_waited_for_on_the_stream():
     assert shown[-2:] == ["wait(gathered_ready)", "call(silu, (gathered,), (d,))"]
 
 
-def steps(function, **choices) -> list[str]:
-    plan = compiled(function, **choices).plan
-    return [device.text.show([step], places=False).strip() for step in plan.steps]
-
-
-PULLED = {"engines": {"gathered": "ce_pull"}}
-
-
-def test_what_the_caller_may_change_again_is_told_of():
-    found = steps(operators.ag_gemm, on_heap="a", **PULLED)
-    assert found[-4:-2] == [
-        "notify(gathered_taken, stream=copy)", "wait(gathered_taken, stream=copy)"
-    ]  # fmt: skip
-    assert not any("taken" in one for one in steps(operators.ag_gemm, **PULLED))
-
-
-def test_what_another_channel_says_already_is_left_out():
-    """Sums of the second product come when the rows of the first have been fetched."""
-    found = steps(operators.mlp, on_heap="x", **PULLED)
-    assert any("gathered_shards" in one for one in found)
-    assert not any("taken" in one for one in found)
-
-
 @pytest.mark.parametrize("function", operators.PARAMETERS)
 def test_nothing_is_left_that_nobody_needs(function):
     """A plan of which any signal is dropped is found illegal: each was needed."""
-    plan = compiled(function, **(PULLED if function is operators.mlp else {})).plan.bare
+    plan = compiled(function).plan.bare
     dropped = 0
     for i, one in enumerate(plan.statements):
         fewer = []
@@ -90,10 +67,10 @@ def test_nothing_is_left_that_nobody_needs(function):
                 if given := getattr(one, name):
                     empty = () if isinstance(given, tuple) else False
                     fewer.append((replace(one, **{name: empty}),))
-        if isinstance(one, device.Notify | device.Wait | device.After):
+        if isinstance(one, device.Wait | device.After):
             fewer.append(())
         for instead in fewer:
             statements = (*plan.statements[:i], *instead, *plan.statements[i + 1 :])
-            assert device.check(replace(plan, statements=statements)), (one, instead)
+            assert device_rules.check(replace(plan, statements=statements)), (one, instead)
             dropped += 1
     assert dropped >= 4

@@ -158,7 +158,7 @@ def calls_alike(made, cases: dict[str, tuple], lowerings=LOWERINGS) -> None:
     world.close()
 
 
-@pytest.mark.parametrize("engine", ["sm_push", "ce_pull", "ce_push"])
+@pytest.mark.parametrize("engine", ["sm_push", "ce_push"])
 def test_gathered_rows_and_weights(ranks, engine):
     made = mlp.options(settings=Settings(engines={"gathered": engine}))
     cases = {"x": OF_ROWS, "w1": OF_WEIGHTS, "w2": OF_WEIGHTS}
@@ -281,28 +281,6 @@ def test_a_weight_that_would_be_copied_at_each_call_is_refused(ranks):
                 assert caught.value.place.outermost.file == __file__
         with pytest.raises(ShapeError, match="w1 of shape .* would be copied"):
             call(torch.randn(1, 1).expand(mine["w1"].shape), "overlapped")
-        world.close()
-
-    ranks(main, 2)
-
-
-def test_rows_on_the_heap_are_read_in_place_only_as_rows(ranks):
-    """Peers read them by one stride."""
-    made = mlp.options(settings=Settings(engines={"gathered": "ce_pull"}))
-
-    def main():
-        world = weft.init()
-        rows, num_ranks = 256, world.num_ranks
-        on_heap = world.empty((rows // num_ranks, 2 * K), torch.float32)
-        generator = torch.Generator().manual_seed(world.rank)
-        on_heap.copy_(torch.randn(on_heap.shape, generator=generator))
-        _, mine = parts(mlp, world.rank, num_ranks)
-
-        def call(x):
-            return made(x, mine["w1"], mine["w2"], world=world)
-
-        x = on_heap[:, 3 : 3 + K]
-        assert torch.equal(call(x), call(x.contiguous()))
         world.close()
 
     ranks(main, 2)

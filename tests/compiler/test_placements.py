@@ -9,27 +9,33 @@ import torch
 from random_programs import PLACEMENTS, of_rank
 
 from weft.compiler import libraries
-from weft.ir.shapes import DYNAMIC, INDICES
-from weft.ir.task import KINDS, Partial, Replicate, Task, Type, placements_of
-from weft.ir.tensor import Halves
+from weft.ir.kinds import GATED_PRODUCTS, KINDS
+from weft.ir.shapes import DTYPES_OF, DYNAMIC, GATED, ROWS
+from weft.ir.task import Task, placements_of
+from weft.ir.tensor import Halves, Partial, Replicate, Type
 
 RANKS, SIZES = 2, {"m": 4}
 # Right for some sizes by chance: pairs that lie within a part of a half.
-OF_NO_HALVES = ("silu_mul",)
+OF_NO_HALVES = GATED
 # Those with tables, lengths or heads have numbers of their own: test_experts.py, test_decoding.py,
 # test_attending.py.
 LOCAL = [
     kind for kind, row in KINDS.items()
     if row.num_operands and not row.is_collective and "head" not in row.attributes
-    and kind not in (*DYNAMIC, *INDICES)
+    and kind not in (*DYNAMIC, *DTYPES_OF)
 ]  # fmt: skip
+
+
+FIELDS = {"rms_norm": (1e-3,), "columns": ((1, 5),)}
 
 
 def shapes_of(kind: str) -> list[tuple[int, int]]:
     """Sizes that differ, so that what is split wrongly seldom fits."""
-    if kind == "rms_norm":
+    if kind in ("rms_norm", *ROWS.values()):
         return [(4, 8), (1, 8)]
-    return [(4, 8), (8, 12)] if kind == "matmul" else [(4, 8)] * KINDS[kind].num_operands
+    if kind in ("matmul", *GATED_PRODUCTS):
+        return [(4, 8), (8, 12)]
+    return [(4, 8)] * KINDS[kind].num_operands
 
 
 def parts_of(placement, tensor: torch.Tensor) -> list[torch.Tensor]:
@@ -55,7 +61,7 @@ def together(placement, parts: list[torch.Tensor]) -> torch.Tensor | None:
 
 def is_right(kind: str, given: tuple, result) -> bool:
     whole = [torch.randn(shape) for shape in shapes_of(kind)]
-    local, fields = libraries.LOCAL[kind], (1e-3,) if kind == "rms_norm" else ()
+    local, fields = libraries.LOCAL[kind], FIELDS.get(kind, ())
     operands = [parts_of(*one) for one in zip(given, whole)]
     try:
         parts = [local(*mine, *fields) for mine in zip(*operands)]
@@ -89,4 +95,6 @@ def test_a_norm_by_numbers():
 def test_gate_and_value_are_neighbours():
     h = torch.tensor([[1.0, 10.0, -2.0, 3.0]])
     gates = torch.tensor([1 / (1 + torch.exp(torch.tensor(-1.0))), -2 / (1 + torch.e**2.0)])
-    assert torch.allclose(libraries.silu_mul(h), torch.stack([10 * gates[0], 3 * gates[1]]))
+    assert torch.allclose(
+        libraries.LOCAL["silu_mul"](h), torch.stack([10 * gates[0], 3 * gates[1]])
+    )

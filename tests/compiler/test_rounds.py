@@ -25,12 +25,12 @@ def rows_in_order(product: Product) -> list[int]:
     return found
 
 
-def walked_us(product, dealt, programs, each_us, share_us, ready, late=0, late_us=0.0) -> float:
+def walked_us(product, waves, programs, each_us, share_us, ready, late=0, late_us=0.0) -> float:
     """Program by program, unit by unit, as the template takes them."""
     rows, ends = rows_in_order(product), []
     for program in range(programs):
         now = late_us if program >= programs - late else 0.0
-        for unit in tile_scheduler.units(program, dealt, programs):
+        for unit in tile_scheduler.units(program, waves, programs):
             begin = max(now, ready[rows[unit.tile]])
             now = begin + each_us / unit.parts + (share_us if unit.parts > 1 else 0.0)
         ends.append(now)
@@ -63,7 +63,7 @@ def test_rounds_end_when_the_last_of_all_tiles_does(seed):
     num_m, num_n = product.tiles
     blocking = Blocking(*product.tile, gemm_sm90.NUM_WARPS, 1)
     early = product.head * num_n
-    dealt = tile_scheduler.deal(num_m * 128, product.n, product.k, blocking, programs, early,
+    waves = tile_scheduler.waves_of(num_m * 128, product.n, product.k, blocking, programs, early,
                          product.first_wave)  # fmt: skip
     each_us, share_us = draw.choice((0.5, 5.0, 40.0)), draw.choice((0.0, 5.0, 30.0))
     steps = sorted(draw.sample(range(num_m), min(num_m, draw.randint(0, 9))))
@@ -75,24 +75,24 @@ def test_rounds_end_when_the_last_of_all_tiles_does(seed):
         at = max([us for us, step in zip(times, steps) if step == row], default=at)
         ready[row] = at
     arrivals = [Arrival(us, product.first_tile(row)) for us, row in zip(times, steps)]
-    found = Rounds(dealt, programs, each_us, share_us, late, late_us).end_us(arrivals)
-    walked = walked_us(product, dealt, programs, each_us, share_us, ready, late, late_us)
+    found = Rounds(waves, programs, each_us, share_us, late, late_us).end_us(arrivals)
+    walked = walked_us(product, waves, programs, each_us, share_us, ready, late, late_us)
     assert found == pytest.approx(walked)
 
 
-@pytest.mark.parametrize("engine", ["ce_pull", "ce_push", "sm_push", "sm_put"])
+@pytest.mark.parametrize("engine", ["ce_push", "sm_push", "sm_put"])
 @pytest.mark.parametrize("seed", range(12))
 def test_tiles_wait_for_the_chunk_that_has_their_last_row(engine, seed):
     draw = random.Random(100 * seed + len(engine))
     product, _ = drawn(draw)
     chunks = draw.randint(1, min(4, product.rows))
-    steps = products._arrivals(product, H200X4, engine, chunks, True, 20)
+    steps = products._arrivals(product, H200X4, engine, chunks, 20)
     assert [us for us, _ in steps] == sorted(us for us, _ in steps)
     chunk_rows = ceil(product.rows / chunks)
     found: dict[int, int] = {}
     for tile in range(product.tiles[0]):
         hop, row = divmod(min((tile + 1) * 128, product.m) - 1, product.rows)
-        is_one = engine not in products.ENGINES
+        is_one = engine != "ce_push"
         part = min(hop, 1) if is_one else hop * chunks + row // chunk_rows if hop else 0
         found.setdefault(part, tile)
     begins = dict(reversed(steps))

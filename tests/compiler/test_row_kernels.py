@@ -11,7 +11,7 @@ from weft.compiler import Partial, Replicate, Shard, Tensor, all_reduce, rms_nor
 from weft.compiler.facts import Facts, Settings
 from weft.compiler.frontend import trace
 from weft.compiler.lower import kernels
-from weft.compiler.lower.supported import refusal
+from weft.compiler.lower.kernels import refusal
 from weft.compiler.passes.place import place
 from weft.compiler.pipeline import overlap
 from weft.ir import core

@@ -19,7 +19,8 @@ from weft.base.errors import (
 from weft.compiler import Compiled, Shard, Tensor, all_gather, libraries, reduce_scatter, silu_mul
 from weft.compiler import program as compiled_for
 from weft.ir import device, task
-from weft.ir.task import Partial
+from weft.ir.shapes import ROWS
+from weft.ir.tensor import Partial
 from weft.plan import run_calls
 
 
@@ -117,7 +118,6 @@ def several(ranks, seeds, num_ranks: int) -> None:
         for seed, compiled in programs.items():
             for m in (seed % 5 + 1, 2 * num_ranks + 1):
                 run(world, compiled, {"m": m}, seed)
-                compiled.check(num_ranks, m=m)
         world.close()
 
     ranks(main, num_ranks)
@@ -138,14 +138,15 @@ def test_random_programs_are_not_trivial():
     """Every operation occurs among those that the quick test runs, and placements of each sort."""
     programs = [random_program(10 * n + i, n).stages.program for n in (1, 2, 3) for i in range(4)]
     tasks = [one for program in programs for one in program.tasks]
-    assert {one.kind for one in tasks} == {"input", *STEPS}
+    of_rows = {row: kind for kind, row in ROWS.items()}
+    assert {of_rows.get(one.kind, one.kind) for one in tasks} == {"input", *STEPS}
     assert len({one.type.placement for one in tasks}) == 4
 
 
 class World:
     """What binding asks of a world."""
 
-    rank, num_ranks = 1, 3
+    rank, num_ranks, choices = 1, 3, ()
 
     def offset(self, tensor: torch.Tensor) -> None:
         """None of these is on a symmetric heap."""

@@ -34,9 +34,9 @@ def ttir(fn, args, **constants):
     return text if isinstance(text, str) else text.decode()
 
 
-def launch(fn, *args, grid=(1,), runtime=None, affine=True, **constants):
+def launch(fn, *args, grid=(1,), runtime=None, **constants):
     """Run every program of `fn` in order; returns the compiled kernel."""
-    kernel = compile_ttir(ttir(fn, args, **constants), affine)
+    kernel = compile_ttir(ttir(fn, args, **constants))
     values = []
     for arg, parameter in zip(args, kernel.parameters, strict=True):
         if isinstance(arg, torch.Tensor):

@@ -347,7 +347,7 @@ def test_generated_source_keeps_the_users_names_and_lines():
 
 @triton.jit
 def assembly_kernel(x):
-    v = tl.inline_asm_elementwise("mov.u32 $0, $1;", "=r,r", [tl.load(x)], tl.int32, True, 1)
+    v = tl.inline_asm_elementwise("popc.b32 $0, $1;", "=r,r", [tl.load(x)], tl.int32, True, 1)
     tl.store(x, v)
 
 

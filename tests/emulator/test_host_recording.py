@@ -61,6 +61,18 @@ def test_replays_queue_behind_each_other():
     assert on_one_rank(main) == [11.0] * 8
 
 
+def test_recordings_of_one_stream_need_no_other():
+    def main(world):
+        x, streams = torch.zeros(8), world.backend.machine.device.all_streams
+        for _ in range(5):
+            with world.record() as recording:
+                add_one[(1,)](x, x, BLOCK=8)
+            recording.replay()
+        return x[0].item(), [name for _, name in streams]
+
+    assert on_one_rank(main) == (5.0, ["main"])
+
+
 def test_torch_operations_are_recorded():
     def main(world):
         x, total = torch.ones(8), torch.zeros(8)

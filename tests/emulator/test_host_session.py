@@ -240,6 +240,29 @@ def test_an_exception_of_one_rank_is_raised():
         ranks.run(main)
 
 
+@pytest.mark.skipif(not hasattr(Exception, "add_note"), reason="notes came with Python 3.11")
+def test_who_waits_for_a_rank_that_raised_is_noted():
+    """Of this run alone: in the next nobody waits."""
+
+    def main(rank, meets):
+        if not dist.is_initialized():
+            dist.init_process_group()
+        if rank == 1:
+            raise ValueError("rank 1 has had enough")
+        if meets:
+            dist.all_reduce(torch.ones(1))
+
+    with weft.emulated(ranks=2) as session:
+        notes = []
+        for meets in (True, False):
+            with pytest.raises(ValueError, match="had enough") as raised:
+                session.run(main, meets)
+            notes.append(raised.value.__notes__)
+    assert notes[0][0] == notes[1][0] == "(raised on emulated rank 1)"
+    assert "rank 0 waits for all_reduce(sum) on ranks [0, 1]: rank 1 did not" in notes[0][1]
+    assert len(notes[1]) == 1
+
+
 def test_out_of_bounds_is_raised_or_collected():
     def main():
         x, out = torch.zeros(8), torch.zeros(1)

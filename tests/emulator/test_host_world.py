@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -10,6 +12,7 @@ import triton.language as tl
 
 import weft
 import weft.language as wl
+from weft.emulator.context import current
 from weft.language.slots import slot_epoch, slot_finish, slot_wait_free
 
 HEAP = 1 << 20
@@ -125,6 +128,22 @@ def test_symmetric_tensors_and_peers():
         session.run(main)
         # Looking at fresh memory is what this test does first.
         assert {finding.kind for finding in session.report} <= {"uninitialised"}
+
+
+def test_fresh_memory_below_signals_stands_out_too():
+    """Signals are zeros at the heap's top."""
+
+    def main():
+        world = weft.init(heap_bytes=HEAP)
+        flags = world.signals(4)
+        x = world.empty((1000,), torch.float32)
+        numbers = world.empty((3,), torch.int32)
+        return flags.tolist(), x.isnan().all().item(), numbers.tolist()
+
+    with weft.emulated(ranks=1, collect=True) as session:
+        ((flags, is_nan, numbers),) = session.run(main)
+    assert flags == [0] * 4 and is_nan
+    assert numbers == [int.from_bytes(b"\xa5" * 4, "little", signed=True)] * 3
 
 
 def test_recycled_memory_keeps_its_old_words():
@@ -326,3 +345,22 @@ def test_bad_input():
     ):
         with weft.emulated(ranks=2) as session, pytest.raises(error):
             session.run(lambda wrong=wrong: wrong(weft.init(heap_bytes=HEAP)))
+
+
+def test_memory_that_was_a_heap_is_torchs_when_the_world_is_gone():
+    """A tensor that comes to lie there is looked after as any other."""
+
+    def main():
+        world = weft.init(heap_bytes=HEAP)
+        address = world.empty(64, torch.int64).data_ptr()
+        device = current().device
+        held = device.on_heap(address)
+        world.close()
+        return device, address, held
+
+    with weft.emulated(ranks=2) as ranks:
+        results = ranks.run(main)
+        # Asked once every rank's world is gone: another's heap may come to lie where one was.
+        gc.collect()
+        assert [held for *_, held in results] == [True, True]
+        assert not any(device.on_heap(address) for device, address, _ in results)

@@ -22,6 +22,7 @@ class FakeKernel:
     function: object
     parameters: tuple = ()
     source: str = ""
+    num_threads: int = 128
     locations: list = field(
         default_factory=lambda: [Place((Frame("user.py", line, "k"),)) for line in range(100)]
     )

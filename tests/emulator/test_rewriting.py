@@ -9,7 +9,7 @@ import triton.language as tl
 
 import weft
 import weft.language as wl
-from weft.base.errors import DeadlockError, UsageError
+from weft.base.errors import DeadlockError
 from weft.emulator.rewriting import Rewrite
 from weft.emulator.works import WordCopyWork
 
@@ -115,8 +115,3 @@ def test_a_word_may_be_another_one():
 
     with pytest.raises(DeadlockError):
         run(Larger())
-
-
-def test_not_with_simulated_time():
-    with pytest.raises(UsageError, match="rewrite or hardware"):
-        run(Rewrite(), hardware="h200x4")

@@ -18,8 +18,8 @@ QUICK = "03_signal.py"
 # have read what the same plan left before. Credits are for calls of other plans on the same slot.
 # So are those of one kernel, and its tables' (tests/megakernel/test_scoreboard_mutants.py).
 COMPILED = ("13_program.py", "16_megakernel.py", "17_experts.py")
-# Calls operators alone, whose signals are tried with them.
-CALLS = ("15_training.py",)
+# Call operators alone, whose signals are tried with them.
+CALLS = ("15_training.py", "18_train_model.py")
 
 
 def cases():

@@ -16,6 +16,7 @@ from weft.tools.main import main
 ROOT = Path(__file__).parent.parent.parent
 EXAMPLES = sorted((ROOT / "examples").glob("[0-9]*.py"))
 BUG = "05_find_the_bug.py"
+LONG = ("18_train_model.py",)
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.name)
@@ -25,8 +26,13 @@ def test_it_is_complete_and_says_how_to_run_it(example: Path):
     assert "weft.init()" in text and "assert " in text
 
 
-@pytest.mark.parametrize("ranks", [1, 4])
-@pytest.mark.parametrize("example", [e for e in EXAMPLES if e.name != BUG], ids=lambda p: p.name)
+@pytest.mark.parametrize("ranks", [4, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "example",
+    [pytest.param(e, marks=pytest.mark.slow if e.name in LONG else ()) for e in EXAMPLES
+     if e.name != BUG],
+    ids=lambda p: p.name,
+)  # fmt: skip
 def test_it_runs_and_nothing_is_found(example: Path, ranks: int, capsys):
     code = main(["emulate", str(example), "--ranks", str(ranks), "--seed", str(ranks)])
     out = capsys.readouterr().out

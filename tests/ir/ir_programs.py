@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import keyword
+from types import ModuleType
 
 from hypothesis import strategies as st
 
 from weft.base.place import UNKNOWN, Frame, Place
-from weft.ir import core, device, task
+from weft.ir import core, core_rules, device, device_rules, kinds, task, task_rules, tensor
 
 TASKS = """\
 program(mlp, mesh=tp, stage=tiled, results=(y,))
@@ -59,22 +60,17 @@ attended: float32[m, 32] @ Shard(0) = attention(q, k, v, head=8, causal=True)
 """
 
 # The plan of ag_gemm where copy engines carry the data, from where the caller has it.
-PULL = """\
+PUSHED = """\
 program(ag_gemm, mesh=tp, results=(c,))
-a = buffer(bfloat16, (Part(m), 64), role=shared)
+a = buffer(bfloat16, (Part(m), 64), role=input)
 b = buffer(bfloat16, (64, 96), role=input)
 gathered = buffer(bfloat16, (m, 64), role=symmetric)
 c = buffer(bfloat16, (m, 96))
-shard_ready = channel(a, m)
 rows_ready = channel(gathered, m, chunks=2, push_rows=32, tile_rows=128, own=a)
-rows_taken = channel(a, m)
-choice(gathered, engine, pull, 'so that all SMs multiply')
+choice(gathered, engine, ce_push, 'so that all SMs multiply')
 after(copy, main)
-notify(shard_ready, stream=copy, takes=True)
-wait(shard_ready, stream=copy)
-copy(a, gathered, pull, rows_ready)
-notify(rows_taken, stream=copy)
-wait(rows_taken, stream=copy)
+take(stream=copy)
+copy(a, gathered, push, rows_ready)
 launch(ag_gemm_multiply, (a, gathered, b), writes=(c,), awaits=(rows_ready,), template=gemm, \
 body=(Do(matmul, (gathered, b), c),), tile=(128, 256, 64), order=gather, programs=resident, \
 gives=True)  # ag.py:7
@@ -82,25 +78,25 @@ after(main, copy)
 """
 
 # The plan of gemm_rs where copy engines carry what tiles leave at home, as soon as they say so.
-CARRIED = """\
+STAGED = """\
 program(gemm_rs, mesh=tp, results=(c,))
 a = buffer(bfloat16, (m, Part(64)), role=input)
 b = buffer(bfloat16, (Part(64), 96), role=input)
 partials = buffer(bfloat16, (num_ranks, Part(m), 96), role=symmetric)
-kept = buffer(bfloat16, (num_ranks, Tiles(m, 32), 96))
+staged = buffer(bfloat16, (num_ranks, Tiles(m, 32), 96))
 c = buffer(bfloat16, (Part(m), 96))
-kept_ready = channel(kept, m, push_rows=32, tile_rows=32, cuts=part, columns=48, to=engine)
+staged_ready = channel(staged, m, push_rows=32, tile_rows=32, cuts=part, columns=48, to=engine)
 partials_ready = channel(partials, m, tile_rows=32, cuts=part, columns=48, to=owner)
-launch(multiply, (a, b, partials), writes=(c, kept), awaits=(partials_ready,), \
-announces=(kept_ready,), template=gemm, body=(Do(matmul, (a, b), product), \
-Do(keep, (product,), kept), Do(reduce_scatter, (product,), c)), tile=(32, 48, 64), \
+launch(multiply, (a, b, partials), writes=(c, staged), awaits=(partials_ready,), \
+announces=(staged_ready,), template=gemm, body=(Do(matmul, (a, b), product), \
+Do(stage, (product,), staged), Do(reduce_scatter, (product,), c)), tile=(32, 48, 64), \
 order=part_by_part, programs=resident, takes=True, gives=True)
-copy(kept, partials, owner, partials_ready, stream=carry, awaits=kept_ready)
-after(main, carry)
+copy(staged, partials, owner, partials_ready, stream=send, awaits=staged_ready)
+after(main, send)
 """
 
 # The same before that.
-CARRIED_TASKS = """\
+STAGED_TASKS = """\
 program(gemm_rs, mesh=tp, stage=planned, results=(c,))
 a: bfloat16[m, 64] @ Shard(1) = input()
 b: bfloat16[64, 96] @ Shard(0) = input()
@@ -118,7 +114,7 @@ gathered = param(operand)
 b = param(operand)
 c = param(operand)
 rows_ready = param(signals, by=engine, to=kernel, announces=(gathered,))
-slot = param(slot, by=notify, to=kernel)
+slot = param(slot, by=take, to=kernel)
 world = param(world)
 rows = mapping(static, (gathered,))
 template(gemm, (128, 256, 64))
@@ -181,24 +177,27 @@ def several(one: st.SearchStrategy, most: int = 3) -> st.SearchStrategy:
 
 
 _placements = st.sampled_from(
-    [task.Shard(0), task.Shard(2), task.Replicate(), task.Partial(), task.ByExpert()]
+    [tensor.Shard(0), tensor.Shard(2), tensor.Replicate(), tensor.Partial(), task.ByExpert()]
 )
 _extents = sizes | st.builds(task.Times, names, st.integers(1, 8))
 _types = st.none() | st.builds(
-    task.Type, st.sampled_from(["bfloat16", "float32"]), st.tuples(_extents, _extents), _placements
+    tensor.Type,
+    st.sampled_from(["bfloat16", "float32"]),
+    st.tuples(_extents, _extents),
+    _placements,
 )
 _floats = st.none() | st.floats(0, 1)
 _regions = several(
-    st.sampled_from([task.All(), task.ByTable()])
-    | st.builds(task.Along, st.integers(0, 1), st.integers(1, 2))
+    st.sampled_from([kinds.All(), kinds.ByTable()])
+    | st.builds(kinds.Along, st.integers(0, 1), st.integers(1, 2))
 )
 tasks = st.builds(
     task.Program, names, names, several(st.builds(
-        task.Task, names, st.sampled_from(list(task.KINDS)), several(names), _types,
+        task.Task, names, st.sampled_from(list(kinds.KINDS)), several(names), _types,
         dim=st.none() | st.integers(0, 1), eps=_floats, top_k=st.none() | st.integers(1, 4),
         head=st.none() | st.sampled_from([2, 64]), base=_floats,
         causal=st.none() | st.booleans(),
-        tile=several(st.integers(1, 256)), needs=several(st.builds(task.Need, names, _regions)),
+        tile=several(st.integers(1, 256)), needs=several(st.builds(kinds.Need, names, _regions)),
         kernel=st.just("") | names, engine=st.just("") | names,
         chunks=st.integers(0, 4) | st.just("tiles"), order=st.just("") | names,
         programs=st.just("") | names, spare=st.integers(0, 2), split_k=st.integers(1, 4),
@@ -226,7 +225,6 @@ _words = {
         st.integers(1, 64),
         st.integers(1, 64),
         st.sampled_from(["whole", "part", "each"]),
-        st.just("num_ranks"),
         st.integers(0, 256),
         st.sampled_from(["all", "owner", "engine"]),
         st.just("") | names,
@@ -249,7 +247,7 @@ _words = {
     device.Copy: (
         names,
         names,
-        st.sampled_from(["pull", "push", "owner"]),
+        st.sampled_from(["push", "owner"]),
         names,
         names,
         st.just("") | names,
@@ -268,7 +266,6 @@ _words = {
         st.booleans(),
         st.booleans(),
     ),
-    device.Notify: (names, names, st.booleans()),
     device.Choice: (names, names, names, st.text(max_size=20)),
     device.Wait: (names, names),
     device.Take: (names,),
@@ -289,10 +286,15 @@ kernels = st.builds(
                   place=places),
         st.builds(core.Template, names, several(st.integers(1, 256)), place=places),
         st.builds(core.Hook, _places, names, several(names), places),
-        st.builds(core.Wait, _places, names, st.sampled_from(core.WORDS), names,
+        st.builds(core.Wait, _places, names, st.sampled_from(core.FLAGS), names,
                   scope=st.sampled_from(core.SCOPES), place=places),
         st.builds(core.Notify, _places, names, st.sampled_from(core.TO), names, place=places),
         st.builds(core.Credit, _places, names, places),
         st.builds(core.Finish, _places, names, places),
     ), 6), places,
 )  # fmt: skip
+
+
+def rules_of(level: ModuleType) -> ModuleType:
+    """Where the rules of a level of the IR are."""
+    return {task: task_rules, core: core_rules, device: device_rules}[level]

@@ -8,7 +8,7 @@ import ir_programs as programs
 import pytest
 
 from weft.base.errors import IllegalError
-from weft.ir import core, core_in_plan, device
+from weft.ir import core, core_in_plan, core_rules, device, device_rules
 
 PLAN = """\
 program(gemm_rs, mesh=tp, results=(c,))
@@ -37,7 +37,7 @@ BREACHES = [
 
 
 def fitted(kernel: str, plan: str = PLAN) -> tuple[device.Plan, device.Launch, core.Kernel]:
-    read = device.require(device.parse(plan))
+    read = device_rules.require(device.parse(plan))
     return read, read.of(device.Launch)[-1], core.parse(kernel)
 
 
@@ -57,20 +57,20 @@ def test_each_breach_is_found(old: str, new: str, rule: str, told: str):
 
 def test_rows_that_nobody_has_waited_for_are_not_read():
     """A kernel that does not wait for gathered rows names the step before that has."""
-    read = device.parse(programs.PULL)
+    read = device.parse(programs.PUSHED)
     (first,) = read.of(device.Launch)
     second = replace(first, kernel="again", awaits=(), gives=False)
     plan = replace(read, statements=(*read.statements, second))
     text = programs.KERNEL.replace("ag_gemm_multiply", "again")
     text = "".join(f"{one}\n" for one in text.splitlines() if "rows_ready" not in one)
-    text = text.replace("finish(done, slot)\n", "").replace("by=notify, to=kernel", "by=notify, "
+    text = text.replace("finish(done, slot)\n", "").replace("by=take, to=kernel", "by=take, "
                         "to=ag_gemm_multiply")  # fmt: skip
     named = text.replace(
         "gathered = param(operand", "gathered = param(operand, by=ag_gemm_multiply"
     )
-    kernel = core.require(core.parse(named))
+    kernel = core_rules.require(core.parse(named))
     assert core_in_plan.check(plan, second, kernel) == []
-    wrong = core.require(core.parse(named.replace("by=ag_gemm_multiply", "by=copy")))
+    wrong = core_rules.require(core.parse(named.replace("by=ag_gemm_multiply", "by=copy")))
     (told,) = core_in_plan.check(plan, second, wrong)
     assert "gathered, which copy is to have waited for" in told.message
     assert "before again that was ag_gemm_multiply" in told.message

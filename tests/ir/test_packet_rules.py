@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import ir_programs as programs
 import pytest
 
-from weft.ir import core, device
+from weft.ir import core, device, device_rules
 
 PLAN = """\
 program(few, mesh=tp, results=(total,))
@@ -64,7 +65,7 @@ TEXTS = {device: PLAN, core: KERNEL}
 
 def test_both_are_legal_and_read_back():
     for level, text in TEXTS.items():
-        program = level.require(level.parse(text))
+        program = programs.rules_of(level).require(level.parse(text))
         assert level.show(program, places=False) == text
 
 
@@ -74,7 +75,7 @@ def test_both_are_legal_and_read_back():
 )
 def test_each_breach_is_found(level, old: str, new: str, rule: str, told: str):
     assert old in TEXTS[level]
-    found = level.check(level.parse(TEXTS[level].replace(old, new)))
+    found = programs.rules_of(level).check(level.parse(TEXTS[level].replace(old, new)))
     assert any(one.rule == rule and told in one.message for one in found), found
 
 
@@ -97,7 +98,7 @@ def test_packets_order_nothing_but_themselves():
     """Rows that were pushed before them need not have come when they have: those have words."""
     text = PLAN.replace("boxes_ready", BEFORE + "boxes_ready", 1).replace("(total,)", "(last,)", 1)
     text = text.replace(LAUNCH, PUSH + LAUNCH.replace(", gives=True", ""))
-    device.require(device.parse(text + BEHIND))
+    device_rules.require(device.parse(text + BEHIND))
     # Somebody waits, but not before they are read.
     late = text + BEHIND.replace(" awaits=(rows_ready,),", "") + "wait(rows_ready)\n"
-    assert {one.rule for one in device.check(device.parse(late))} == {"ordered"}
+    assert {one.rule for one in device_rules.check(device.parse(late))} == {"ordered"}

@@ -11,7 +11,7 @@ from weft.base.place import Frame, Place
 from weft.ir import core, device, task
 
 LEVELS = {"task": (task, programs.TASKS), "tables": (task, programs.MOE),
-          "device": (device, programs.PULL), "core": (core, programs.KERNEL)}  # fmt: skip
+          "device": (device, programs.PUSHED), "core": (core, programs.KERNEL)}  # fmt: skip
 
 
 @settings(max_examples=40)
@@ -36,7 +36,7 @@ def test_kernels_survive(kernel):
 def test_text_is_legal_and_prints_as_it_was(level: str):
     module, text = LEVELS[level]
     program = module.parse(text)
-    assert module.check(program) == []
+    assert programs.rules_of(module).check(program) == []
     assert module.show(program) == text
 
 

@@ -1,4 +1,4 @@
-"""Many rounds of narrow packets and signals by warps between all ranks, every value checked.
+"""Many rounds of narrow packets between all ranks, every value checked.
 
     torchrun --nproc-per-node 2 tests/language/exchange_storm.py [ROUNDS]
 
@@ -41,28 +41,7 @@ def half_packets(world, inbox, signal, wrong, first, rounds, SIZE: tl.constexpr)
     tl.store(wrong + tl.program_id(0), tl.sum(bad))
 
 
-@triton.jit
-def by_warps(world, inbox, signal, wrong, first, rounds, SIZE: tl.constexpr):
-    """inbox: int64[programs, SIZE], from the left; signal: int32[2, programs], data and credit."""
-    pid = tl.program_id(0)
-    at = tl.arange(0, SIZE)
-    right = (wl.rank(world) + 1) % world.num_ranks
-    left = (wl.rank(world) + world.num_ranks - 1) % world.num_ranks
-    came, free = signal + pid, signal + tl.num_programs(0) + pid
-    slot = inbox + pid * SIZE + at
-    bad = tl.zeros((SIZE,), tl.int32)
-    for e in range(first, first + rounds):
-        wl.wait(free, at_least=(e - 1) * wl.num_warps())
-        stamp = (e.to(tl.int64) * world.num_ranks + wl.rank(world)) << 20
-        wl.put_signal_warp(world, slot, stamp + at, came, to=right)
-        wl.wait(came, at_least=e * wl.num_warps())
-        stamp = (e.to(tl.int64) * world.num_ranks + left) << 20
-        bad += (tl.load(slot) != stamp + at).to(tl.int32)
-        wl.notify_warp(world, free, to=left)
-    tl.store(wrong + pid, tl.sum(bad))
-
-
-KERNELS = (half_packets, by_warps)
+KERNELS = (half_packets,)
 
 
 def main(rounds: int = 20_000) -> dict[str, dict[str, float]]:

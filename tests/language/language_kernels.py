@@ -73,11 +73,11 @@ def world_and_signals(world, x, flags, flags64, n):
     wl.notify(world, flags64, n, to=(rank + 1) % wl.num_ranks(world), scope=wl.Scope.DEVICE)
     wl.notify(world, flags64, to=0, order=wl.Order.RELAXED)
     wl.notify_all(world, flags64 + rank, n, op=wl.SignalOp.SET)
-    token = wl.wait(flags, 1, wl.num_ranks(world))
+    wl.wait(flags, 1, wl.num_ranks(world))
     wl.wait(flags64, n, n, order=wl.Order.RELAXED)
     if wl.is_near(world, 1):
-        place = wl.local_rank(world) + wl.node(world)
-        tl.store(wl.at(world, x + i, 1), wl.consume(v, token) + place)
+        place = wl.rank(world) + wl.node(world)
+        tl.store(wl.at(world, x + i, 1), v + place)
     while not wl.test(flags, 7):
         wl.complete_stores()
 
@@ -115,6 +115,14 @@ def announce(world, x, flags64):
 @triton.jit
 def compare_and_swap(flags):
     wl.store(flags + 1, wl.atomic_cas(flags, 0, 1, scope=wl.Scope.DEVICE))
+
+
+@triton.jit
+def ask_ahead(x, out, flags):
+    i = tl.arange(0, 256)
+    wl.prefetch(x + i * 64, 256)
+    wl.wait(flags, 1)
+    tl.store(out + i, tl.load(x + i * 64))
 
 
 @triton.jit
@@ -211,4 +219,14 @@ def time_a_wait(x, out, flags, flags64):
     tl.store(flags64 + 1, wl.timestamp() - start)
 
 
-ALL = (world_and_signals, one_sided, ordered, compare_and_swap, barriers, slots, gemm, time_a_wait)
+ALL = (
+    world_and_signals,
+    one_sided,
+    ordered,
+    compare_and_swap,
+    barriers,
+    slots,
+    gemm,
+    time_a_wait,
+    ask_ahead,
+)

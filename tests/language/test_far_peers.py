@@ -115,9 +115,9 @@ def in_every_form(world, x, flag, flag64, to):
     i = tl.arange(0, 256)
     v = tl.load(x + i)
     wl.put_signal(world, x + i, v, flag64, 1, to=to)
-    wl.put_nbi(world, x + i, v, to=to)
-    wl.put_signal_warp(world, x + i, v, flag, to=to)
-    wl.get_nbi(world, x + i, x + i, source=to)
+    wl.put(world, x + i, v, to=to)
+    wl.put_signal(world, x + i, v, flag, to=to, op=wl.SignalOp.ADD)
+    wl.get(world, x + i, x + i, source=to)
 
 
 def test_all_forms_of_put_and_get_reach_far(nvshmem_stand_in):

@@ -1,4 +1,4 @@
-"""Narrow packets and signals by warps between real GPUs; the same script on the emulator."""
+"""Narrow packets between real GPUs; the same script on the emulator."""
 
 from __future__ import annotations
 
@@ -19,20 +19,14 @@ def half_packets(world, x, flags, flags64, n):
     exchange_storm.half_packets(world, flags64, flags, flags, 1, n, 1024)
 
 
-@triton.jit
-def by_warps(world, x, flags, flags64, n):
-    exchange_storm.by_warps(world, flags64, flags, flags, 1, n, 1024)
-
-
 def test_on_the_emulator(ranks):
     for found in ranks(lambda: exchange_storm.main(2), 2):
         assert {row["wrong"] for row in found.values()} == {0}
 
 
 @pytest.mark.parametrize("target", GPUS)
-@pytest.mark.parametrize("kernel", [half_packets, by_warps])
-def test_what_will_run_is_compiled_as_written(kernel, target):
-    report = compiled(kernels.compiled(kernel, target, num_warps=4))
+def test_what_will_run_is_compiled_as_written(target):
+    report = compiled(kernels.compiled(half_packets, target, num_warps=4))
     assert report.ok, str(report)
 
 

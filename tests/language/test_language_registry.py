@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import inspect
 import re
-from pathlib import Path
 
 import language_kernels as kernels
 import pytest
@@ -71,7 +69,7 @@ def test_one_implementation_per_target(declared):
 
 
 def test_a_gap_has_a_reason(declared):
-    with pytest.raises(UnsupportedError, match=r"nobody has written it in language/hip/"):
+    with pytest.raises(UnsupportedError, match=r"nobody has written it in language/hip"):
         declared.primitive.implementation("hip")
     gap(declared, "hip", "AMD GPUs do not shout")
     with pytest.raises(UnsupportedError, match="AMD GPUs do not shout"):
@@ -84,12 +82,6 @@ def test_every_cell_of_the_coverage_table_is_filled_or_explained():
     assert set(table) <= set(wl.__all__)
 
 
-def test_implementations_have_the_file_name_of_their_declaration():
-    for primitive in PRIMITIVES.values():
-        for function in primitive.implementations.values():
-            assert Path(inspect.getsourcefile(function.fn)).name == primitive.file
-
-
 @pytest.mark.parametrize("name", coverage())
 def test_docstrings_have_the_form(name):
     """A sentence; a formula; the headings that have something to say, in their order."""
@@ -98,13 +90,6 @@ def test_docstrings_have_the_form(name):
     found = re.findall(rf"^({'|'.join(HEADINGS)})\b", doc, re.MULTILINE)
     assert found == [heading for heading in HEADINGS if heading in found]
     assert "Cost" in found
-
-
-def test_effects_name_parameters():
-    for primitive in PRIMITIVES.values():
-        effects = primitive.effects
-        named = {*effects.reads, *effects.writes, *effects.remote, effects.peer} - {""}
-        assert named <= set(primitive.signature.parameters), primitive.name
 
 
 def test_primitives_are_for_kernels():

@@ -11,71 +11,29 @@ from weft.base import parts
 from weft.language import mapping as maps
 from weft.language.mapping import StaticMapping, as_python
 
-f_shape, f_channel, f_count = map(as_python, (maps.f_shape, maps.f_channel, maps.f_count))
-rows_of_rank, rows_of_channel = map(as_python, (maps.rows_of_rank, maps.rows_of_channel))
+rows_of_rank, rows_of_channel, channel_of_row = (
+    as_python(one) for one in (maps.rows_of_rank, maps.rows_of_channel, maps.channel_of_row)
+)
 
 SHAPES = {
     "rows": st.integers(1, 200),
     "num_ranks": st.integers(1, 8),
     "chunks": st.integers(1, 5),
-    "push_rows": st.integers(1, 40),
-    "tile_rows": st.integers(1, 70),
 }
 
 
 @settings(max_examples=300)
 @given(**SHAPES)
-def test_ranks_and_channels_split_the_rows(rows, num_ranks, chunks, push_rows, tile_rows):
-    mapping = StaticMapping.of(rows, num_ranks, chunks=chunks, push_rows=push_rows)
+def test_ranks_and_channels_split_the_rows(rows, num_ranks, chunks):
+    mapping = StaticMapping.of(rows, num_ranks, chunks=chunks)
     for pieces in (
         [rows_of_rank(r, mapping) for r in range(num_ranks)],
         [rows_of_channel(c, mapping) for c in range(num_ranks * chunks)],
     ):
         covered = [row for first, end in pieces for row in range(first, end)]
         assert covered == list(range(rows))
-
-
-@settings(max_examples=300)
-@given(**SHAPES)
-def test_tiles_cover_the_rows_and_know_their_channels(
-    rows, num_ranks, chunks, push_rows, tile_rows
-):
-    made = StaticMapping.of(rows, num_ranks, chunks=chunks, push_rows=push_rows)
-    used = StaticMapping.of(
-        rows, num_ranks, chunks=chunks, push_rows=push_rows, tile_rows=tile_rows
-    )
-    counts = dict.fromkeys(range(num_ranks * chunks), 0)
-    for mapping in (made, used):
-        covered = []
-        for i in range(mapping.num_tiles):
-            first, end = f_shape(i, mapping)
-            covered += range(first, end)
-            begin, num = f_channel(i, mapping)
-            touched = {
-                c
-                for c in range(num_ranks * chunks)
-                for f, e in [rows_of_channel(c, mapping)]
-                if max(f, first) < min(e, end)
-            }
-            named = set(range(begin, begin + num))
-            assert touched <= named
-            # What is named beyond that is empty, and full from the start.
-            assert all(f_count(c, mapping) == 0 for c in named - touched)
-            if mapping is made:
-                shares = [rows_of_rank(r, mapping) for r in range(num_ranks)]
-                assert any(lo <= first and end <= hi for lo, hi in shares)
-                for c in touched:
-                    counts[c] += 1
-        assert covered == list(range(rows))
-    for c, count in counts.items():
-        assert f_count(c, made) == f_count(c, used) == count
-
-
-def test_a_tile_across_two_ranks_waits_for_both():
-    used = StaticMapping.of(10, 2, chunks=1, push_rows=2, tile_rows=4)
-    assert f_shape(1, used) == (4, 8)
-    assert f_channel(1, used) == (0, 2)
-    assert [f_count(c, used) for c in range(2)] == [3, 3]
+    for c in range(num_ranks * chunks):
+        assert all(channel_of_row(row, mapping) == c for row in range(*rows_of_channel(c, mapping)))
 
 
 def test_a_python_function_is_no_kernel():

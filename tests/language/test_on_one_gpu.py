@@ -40,7 +40,7 @@ class Ranks:
         self.args = []
         for rank in RANKS:
             table = torch.zeros(world_layout.table_words(NUM_RANKS), dtype=torch.int64)
-            table[world_layout.RANK] = table[world_layout.LOCAL_RANK] = rank
+            table[world_layout.RANK] = rank
             table[world_layout.NUM_RANKS] = NUM_RANKS
             table[world_layout.ABORT_PTR] = self.abort.data_ptr()
             table[world_layout.TIMEOUT_NS] = int(timeout_s * 1e9)
@@ -75,9 +75,9 @@ def all_to_all(world, x, inbox, out, arrived, e, SIZE: tl.constexpr):
     for peer in range(world.num_ranks):
         wl.put(world, inbox + rank * SIZE + i, tl.load(x + i) + peer, to=peer)
         wl.notify(world, arrived + rank, e, to=peer, op=wl.SignalOp.SET)
-    token = wl.wait(arrived, at_least=e, count=world.num_ranks)
+    wl.wait(arrived, at_least=e, count=world.num_ranks)
     for peer in range(world.num_ranks):
-        tl.store(out + peer * SIZE + i, wl.consume(tl.load(inbox + peer * SIZE + i), token))
+        tl.store(out + peer * SIZE + i, tl.load(inbox + peer * SIZE + i))
     wl.barrier(world)
 
 

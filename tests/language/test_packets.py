@@ -10,6 +10,7 @@ import pytest
 import torch
 import triton
 import triton.language as tl
+from effort import slow_but
 from language_kernels import CUDA, GPUS, HIP, machine_text
 
 import weft
@@ -162,22 +163,22 @@ def test_masks_and_scalars(ranks, n):
 # Emitted code
 
 
-@pytest.mark.parametrize("target", GPUS)
-@pytest.mark.parametrize(
-    "kernel",
-    [
-        packet_kernels.packets,
-        packet_kernels.half_packets,
-        packet_kernels.byte_packets,
-        packet_kernels.unbounded,
-    ],
-)
+KERNELS = (
+    packet_kernels.packets, packet_kernels.half_packets, packet_kernels.byte_packets,
+    packet_kernels.unbounded,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(("kernel", "target"), slow_but(
+    [*((kernel, "cuda:90") for kernel in KERNELS), (packet_kernels.packets, "hip:gfx942")],
+    ((kernel, target) for kernel in KERNELS for target in GPUS),
+))  # fmt: skip
 def test_it_compiles_and_the_check_finds_nothing(kernel, target):
     report = compiled(kernels.compiled(kernel, target))
     assert report.ok, str(report)
 
 
-@pytest.mark.parametrize("target", CUDA)
+@pytest.mark.parametrize(("target",), slow_but([CUDA[:1]], zip(CUDA)))
 def test_a_packet_is_one_relaxed_access_of_eight_bytes(target):
     code = machine_text(packet_kernels.packets, target)
     stores = re.findall(r"st\.relaxed\.sys\.global\.b64", code)
@@ -188,7 +189,7 @@ def test_a_packet_is_one_relaxed_access_of_eight_bytes(target):
     assert not re.search(r"(ld|st)\.(volatile|global)\.(v\d\.)?b?u?64 .*flags64", code)
 
 
-@pytest.mark.parametrize("target", HIP)
+@pytest.mark.parametrize(("target",), slow_but([HIP[:1]], zip(HIP)))
 def test_packets_are_system_wide_atomics_on_amd(target):
     code = machine_text(packet_kernels.packets, target)
     assert re.search(r"(global|flat)_atomic_swap_x2", code)

@@ -61,10 +61,9 @@ def random_graph(seed: int, num_ranks: int, *, rest: int = 0) -> TaskGraph | Non
         for task in placed.tasks
         if task.kind != "input"
     }
-    sums = chooser.choice(["one_shot", "two_shot"])
     sizes = {"m": chooser.randint(0, 9)}
     try:
-        return build(tile(placed, extents), sizes, num_ranks, sums=sums, rest=rest)
+        return build(tile(placed, extents), sizes, num_ranks, rest=rest)
     except UnsupportedError:
         return None
 

@@ -15,7 +15,6 @@ from weft.megakernel import Persistent, run
 from weft.megakernel.check import check
 from weft.megakernel.graph import build
 from weft.megakernel.records import TaskGraph, TileTask
-from weft.megakernel.schedule import schedule
 
 assert cache  # a fixture
 M = 37
@@ -29,6 +28,10 @@ def without_wait(graph: TaskGraph, task: TileTask, which: int) -> TaskGraph:
     return replace(graph, ranks=tuple(ranks))
 
 
+def of_many_workers(graph: TaskGraph) -> TaskGraph:
+    return replace(graph, num_workers=len(graph.tasks))
+
+
 def whole(sizes) -> torch.Tensor:
     return torch.linspace(-1, 1, sizes[0] * sizes[1]).reshape(sizes)
 
@@ -39,8 +42,8 @@ def waits_of(graph: TaskGraph) -> list[tuple[TileTask, int]]:
 
 @pytest.mark.parametrize("num_ranks, m", [(1, 21), (2, 21), (3, 16)])
 def test_no_wait_of_the_mlp_is_idle(num_ranks: int, m: int):
-    """Workers that take the next task: nothing but waits orders them."""
-    graph = schedule(build(tiled_mlp(), {"m": m}, num_ranks, rest=0), "dynamic", 2)
+    """A worker for each task: nothing but waits orders them."""
+    graph = of_many_workers(build(tiled_mlp(), {"m": m}, num_ranks, rest=0))
     assert check(graph) == [] and len(waits_of(graph)) > 20
     idle = [task for task, which in waits_of(graph) if not in_memory(graph, task, which)]
     assert not idle
@@ -58,19 +61,18 @@ def test_few_waits_of_random_programs_are_idle(seed: int):
     graph = random_graph(seed, 2)
     if graph is None or len(graph.tasks) > 150:
         pytest.skip("no tasks, or many")
-    graph = schedule(graph, "dynamic", 2)
+    graph = of_many_workers(graph)
     idle = [task for task, which in waits_of(graph) if not in_memory(graph, task, which)]
     assert len(idle) <= len(waits_of(graph)) // 4
 
 
 @pytest.mark.slow
 def test_the_emulator_finds_all_of_them_too(ranks, monkeypatch):
-    """One by one. There is a worker for each task: where one does two all the same, which orders
-    them, another schedule tells."""
+    """One by one. There is a worker for each task."""
     made = mlp_of()
     placed = made.stages.tasks["place"]
     inputs = {task.name: task.type for task in placed.tasks if task.kind == "input"}
-    how = Persistent(schedule="dynamic", num_workers=64)
+    how = Persistent(num_workers=64)
     graphs: list[TaskGraph] = []
     monkeypatch.setattr(run, "build", lambda *given, **more: build(*given, **{**more, "rest": 0}))
 

@@ -33,11 +33,11 @@ PLACEMENTS = {gather: Shard(0), scatter: Partial()}
 @pytest.mark.parametrize(
     ("function", "how", "calls"),
     [
-        (scatter, Persistent("round_robin", num_workers=1), 2),
-        pytest.param(scatter, Persistent("round_robin", num_workers=2), 2, marks=pytest.mark.slow),
-        pytest.param(gather, Persistent("dynamic", num_workers=2), 1, marks=pytest.mark.slow),
+        (scatter, Persistent(num_workers=1), 2),
+        pytest.param(scatter, Persistent(num_workers=2), 2, marks=pytest.mark.slow),
+        pytest.param(gather, Persistent(num_workers=2), 1, marks=pytest.mark.slow),
     ],
-    ids=lambda one: getattr(one, "__name__", None) or getattr(one, "schedule", one),
+    ids=lambda one: getattr(one, "__name__", None) or getattr(one, "num_workers", one),
 )
 def test_in_every_order_nothing_is_found_and_results_are_the_same(
     monkeypatch, function, how, calls

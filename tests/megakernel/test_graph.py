@@ -67,9 +67,8 @@ def test_memory_that_is_used_again_is_waited_for(num_ranks: int):
     assert saved, "no program has used memory again"
 
 
-@pytest.mark.parametrize("sums", ["one_shot", "two_shot"])
 @pytest.mark.parametrize("num_ranks", RANKS)
-def test_results_are_whole(num_ranks: int, sums: str):
+def test_results_are_whole(num_ranks: int):
     def outer(x, w, s):
         h = all_gather(x)
         return h, all_reduce(h @ w), reduce_scatter(s)
@@ -78,7 +77,7 @@ def test_results_are_whole(num_ranks: int, sums: str):
         "x": Tensor("float32", ("m", 4), Shard(0)), "w": Tensor("float32", (4, 6), Partial()),
         "s": Tensor("float32", ("m", 4), Partial()),
     }, default=(4, 2))  # fmt: skip
-    graph = build(program, {"m": 7}, num_ranks, sums=sums)
+    graph = build(program, {"m": 7}, num_ranks)
     *_, writers = needed_by_cells(graph)
     for rank in graph.ranks:
         for name in graph.results:
@@ -116,19 +115,12 @@ def test_sums_begin_with_their_owner():
         return all_reduce(x)
 
     program = tiled(summed, {"x": Tensor("float32", (6, 4), Partial())}, default=(4, 4))
-    one_shot = build(program, {}, 3)
-    sources = [
-        [read.buffer == "x" for read in task.reads]
-        for task in one_shot.tasks
-        if task.kind == REDUCE and task.i_m == 0
-    ]
-    assert sources == [[True, False, False], [False, True, False], [False, False, True]]
-    two_shot = build(program, {}, 3, sums="two_shot")
-    for task in two_shot.tasks:
+    graph = build(program, {}, 3)
+    for task in graph.tasks:
         if task.kind == REDUCE:
             assert task.owner == task.rank and task.reads[0].buffer == "x"
             assert [one.rank for one in task.writes] == [0, 1, 2]
-    assert any(task.kind == COPY for task in two_shot.tasks)
+    assert any(task.kind == COPY for task in graph.tasks)
 
 
 def test_a_row_of_tiles_is_one_counter():
@@ -211,8 +203,6 @@ def test_what_no_tasks_are_made_of():
         build(replace(tiled(experts, given), stage="placed"), {"m": 4}, 2)
     with pytest.raises(UsageError, match=r"size m, but given are \{'rows': 4\}"):
         build(tiled_mlp(), {"rows": 4}, 2)
-    with pytest.raises(UsageError, match="sums='ring'; it is one_shot or two_shot"):
-        build(tiled_mlp(), {"m": 4}, 2, sums="ring")
 
 
 def test_memory_that_has_rested_is_seldom_waited_for():

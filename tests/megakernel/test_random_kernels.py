@@ -1,4 +1,4 @@
-"""Random layers and programs as one kernel: tiles, schedules, sums and rows drawn, too."""
+"""Random layers and programs as one kernel: tiles, workers and rows drawn, too."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ import weft
 from weft.base.errors import UnsupportedError
 from weft.compiler import Partial, Settings, libraries
 from weft.megakernel import Persistent
-from weft.megakernel.records import SCHEDULES
 
 assert cache  # a fixture
 
@@ -24,9 +23,7 @@ def drawn(seed: int, kind):
     chooser = random.Random(seed)
     num_ranks = chooser.choice([1, 2, 3])
     made = kind(seed, num_ranks)
-    how = Persistent(
-        chooser.choice(SCHEDULES), chooser.choice(["one_shot", "two_shot"]), chooser.randint(1, 4)
-    )
+    how = Persistent(num_workers=chooser.randint(1, 4))
     tiles = {
         task.name: (16, 16, 16)
         if task.kind == "matmul"

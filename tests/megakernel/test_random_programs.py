@@ -14,14 +14,12 @@ import weft
 from weft.base.errors import UnsupportedError
 from weft.compiler import Compiled, Settings
 from weft.megakernel import Persistent
-from weft.megakernel.records import SCHEDULES
-from weft.megakernel.tiles import SUMS
 
 assert cache  # a fixture
 
 
 def drawn(seed: int, num_ranks: int, made) -> Compiled:
-    """With tiles of which some are chosen, some settled; any schedule, any way to sum."""
+    """With tiles of which some are chosen, some settled; few workers or many."""
     chooser, compiled = random.Random(seed), made(seed, num_ranks)
     kinds = {task.name: task.kind for task in compiled.stages.tasks["place"].tasks}
     tiles = {
@@ -29,10 +27,7 @@ def drawn(seed: int, num_ranks: int, made) -> Compiled:
         for name, kind in kinds.items()
         if kind != "input" and chooser.random() < 0.7
     }
-    how = Persistent(
-        schedule=chooser.choice(SCHEDULES), sums=chooser.choice(SUMS),
-        num_workers=chooser.choice([1, 3, 8]),
-    )  # fmt: skip
+    how = Persistent(num_workers=chooser.choice([1, 3, 8]))
     return compiled.options(settings=Settings(tiles=tiles), lowering=how)
 
 

@@ -27,7 +27,6 @@ from weft.compiler import (
     silu,
 )
 from weft.megakernel import Persistent
-from weft.megakernel.records import SCHEDULES
 
 K, N = 16, 24
 PRODUCTS = {"product": (16, 32, 16), "product_2": (16, 16, 16)}
@@ -142,13 +141,13 @@ def main(made, how: Persistent, num_ranks: int, m: int, other_m: int = 0, transp
 @pytest.mark.parametrize(
     ("num_ranks", "m", "how"),
     [
-        (1, 9, Persistent("balanced", num_workers=2)),
-        (2, 37, Persistent("dynamic", num_workers=3)),
-        (3, 20, Persistent("round_robin", num_workers=1)),
-        (4, 5, Persistent("balanced", num_workers=3)),
-        (4, 1, Persistent("dynamic")),
+        (1, 9, Persistent(num_workers=2)),
+        (2, 37, Persistent(num_workers=3)),
+        (3, 20, Persistent(num_workers=1)),
+        (4, 5, Persistent(num_workers=3)),
+        (4, 1, Persistent()),
     ],
-    ids=lambda one: getattr(one, "schedule", None),
+    ids=lambda one: getattr(one, "num_workers", None),
 )
 def test_the_mlp(ranks, num_ranks, m, how):
     made = mlp_of()
@@ -161,10 +160,10 @@ def test_ranks_of_two_nodes(ranks):
     ranks(lambda: main(made, Persistent(num_workers=2), 2, 9), 2, nodes=2)
 
 
-@pytest.mark.parametrize("sums, num_ranks, m", [("two_shot", 2, 18), ("one_shot", 3, 7)])
-def test_every_kind(ranks, sums, num_ranks, m):
+@pytest.mark.parametrize("num_ranks, m", [(2, 18), (3, 7)])
+def test_every_kind(ranks, num_ranks, m):
     made = compiled(layer, LAYER, LAYER_TILES)
-    ranks(lambda: main(made, Persistent(sums=sums, num_workers=3), num_ranks, m, 21), num_ranks)
+    ranks(lambda: main(made, Persistent(num_workers=3), num_ranks, m, 21), num_ranks)
 
 
 def test_what_is_gathered_may_be_a_result(ranks):
@@ -198,21 +197,20 @@ def test_it_has_the_bits_of_what_overlaps(ranks, name, dtype):
     ranks(both, 3)
 
 
-@pytest.mark.parametrize("how", ["one_shot", "two_shot"])
-def test_all_ranks_and_schedules_have_the_same_bits(ranks, how):
+def test_all_ranks_have_the_same_bits_with_any_number_of_workers(ranks):
     parameters = of("bfloat16", x=("m", K, Shard(1)), w=(K, N, Shard(0)))
     made = compiled(sums, parameters, {"product": (16, 16, 16), "reduced": (16, 16)})
 
-    def all_schedules():
+    def several():
         world = weft.init()
         found = []
-        for schedule in SCHEDULES:
-            calls = Calls(made, world, Persistent(schedule, how, num_workers=2), 3)
+        for num_workers in (1, 2, 8):
+            calls = Calls(made, world, Persistent(num_workers), 3)
             found += calls(calls.given(20, 0)[1], 20)
         world.close()
         return found
 
-    first, *others = [one for results in ranks(all_schedules, 3) for one in results]
+    first, *others = [one for results in ranks(several, 3) for one in results]
     assert all(torch.equal(first, one) for one in others)
 
 
@@ -279,9 +277,9 @@ def test_tiles_are_powers_of_two(ranks):
     ranks(refused, 1)
 
 
-def test_a_schedule_that_there_is_not():
-    with pytest.raises(UsageError, match="schedule='eager' .* it is round_robin"):
-        Persistent("eager")
+def test_fewer_workers_than_none():
+    with pytest.raises(UsageError, match="num_workers is -1; it must be 0 or more"):
+        Persistent(-1)
 
 
 def partial_input(x):

@@ -17,7 +17,6 @@ from weft.megakernel import Persistent
 from weft.megakernel.check import check
 from weft.megakernel.graph import build
 from weft.megakernel.records import Bump, TaskGraph, TileTask
-from weft.megakernel.schedule import schedule
 from weft.verify.laggards import chooser_of
 from weft.verify.mutants import Bounds, Run, WrongAnswer, search
 
@@ -49,11 +48,11 @@ def bumps_mutated(graph: TaskGraph) -> Iterator[tuple[str, TaskGraph]]:
 
 @pytest.mark.parametrize("name", ["mlp", pytest.param("decoder", marks=pytest.mark.slow)])
 def test_no_wrong_bump_reaches_the_device(name):
-    """Before a kernel is launched its queues and counters are checked."""
+    """Before a kernel is launched its counters are checked."""
     program, sizes = tiled_mlp(), {"m": 37}
     if name == "decoder":
         program, sizes = decoder.compiled().tiled, {"b": 3}
-    graph = schedule(build(program, sizes, 2, sums="two_shot"), "balanced", 3)
+    graph = replace(build(program, sizes, 2), num_workers=3)
     assert check(graph, ("signals",)) == []
     mutants = list(bumps_mutated(graph))
     missed = [told for told, mutant in mutants if not check(mutant, ("signals",))]
@@ -104,14 +103,14 @@ def run_of(how: Persistent, num_ranks: int) -> Run:
             session.run(main)
         return session.report
 
-    return Run(how.schedule, run)
+    return Run(f"{how.num_workers} workers", run)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_every_signal_of_the_kernel_is_needed(monkeypatch):
     monkeypatch.setenv("WEFT_SLOTS", "1")
-    runs = [run_of(Persistent("dynamic", num_workers=2), 2)]
+    runs = [run_of(Persistent(num_workers=2), 2)]
     report = search(runs, Bounds(schedules=8, census=2, jobs=1), subject="persistent", ranks=2)
     print(report)
-    assert report.ok and len(report.verdicts) >= 50, str(report)
+    assert report.ok and len(report.verdicts) >= 37, str(report)

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from effort import slow_but
 
 import weft
 from weft.base.card import Op
@@ -19,17 +20,17 @@ from weft.verify import compiled
 EMU = TARGETS["emu"]
 
 # Targets, and whether kernels of every transport compile for them: for one of each family.
-COMPILED = [
-    *((name, name in ("emu", "cuda:90")) for name in TARGETS),
-    pytest.param("hip:gfx942", True, marks=pytest.mark.slow),
-]
+COMPILED = slow_but(
+    [("emu", True), ("cuda:90", False)],
+    [("cuda:90", True), ("hip:gfx942", True), *((name, False) for name in TARGETS)],
+)
 
 # Nodes by their sizes: every number of ranks that the operators promise, even and uneven nodes.
 NODES = [(1,), (2,), (3,), (4,), (8,), (2, 2), (1, 3), (3, 2), (2, 1, 1), (4, 4)]
 # Of these the largest and most uneven ones are tried in more time than a laptop has.
 MORE_NODES = [(8,), (3, 2), (2, 1, 1), (4, 4)]
 # What is chosen between nodes alone; within one it is tried for its own sake.
-BETWEEN_NODES = ("relay", "ring")
+BETWEEN_NODES = ("relay",)
 
 
 def configs(op: Op, problem: Any) -> Iterator[Any]:

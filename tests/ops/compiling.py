@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
+from weft.base.records import KernelRecord
 from weft.base.target import Target
 from weft.language import triton_api
 from weft.tools import binaries
@@ -19,3 +20,10 @@ def check_code(kernels: Iterable[tuple[Any, Any]], target: Target, most_bytes: i
         assert report.ok, "\n".join(map(str, report.findings))
         code, assembly = (binary.asm[name] for name in binaries.FORMATS[target.backend])
         assert (binaries.stack_bytes(target, code, assembly) or 0) <= most_bytes, record.name
+
+
+def launched_by(call: Callable[[], Any]) -> list[tuple[Any, KernelRecord]]:
+    """What a call launches, as it is."""
+    with triton_api.described_launches() as found:
+        call()
+    return [(one.fn, one.record()) for one in found]

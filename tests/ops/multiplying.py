@@ -21,13 +21,13 @@ from weft.plan.problems import nodes_of
 EMU = TARGETS["emu"]
 
 AWKWARD = [
-    pytest.param(4, 100, 32, 32, id="shards-of-25"),
+    pytest.param(4, 100, 32, 32, id="shards-of-25", marks=pytest.mark.slow),
     pytest.param(3, 91, 70, 50, id="nothing-divides"),
     pytest.param(2, 2, 64, 64, id="one-row-each"),
     pytest.param(1, 40, 48, 32, id="one-rank"),
     pytest.param(4, 1, 32, 32, id="empty-shards"),
     pytest.param(4, 9, 16, 16, id="last-shard-empty"),
-    pytest.param(2, 64, 64, 64, id="tiles-divide"),
+    pytest.param(2, 64, 64, 64, id="tiles-divide", marks=pytest.mark.slow),
 ]
 
 

@@ -188,7 +188,7 @@ def test_a_tile_waits_only_for_what_its_sequences_have(ranks, lengths, waits):
         mine = op.make_inputs(problem, world.rank)
         mine["cu_seqlens"] = torch.tensor(lengths, dtype=torch.int32)
         call = GatheredAttention(world, problem, config_for(problem, "sm_push"))
-        slot = world.workspace("ag_attention", call.buffers, call.signals)
+        slot = world.workspace("ag_attention", signals=call.signals, shared=call.buffers)
         out = torch.zeros_like(mine["q"])
         if world.rank == 1:
             tensors = (mine["q"], mine["k"], mine["v"], out, out[:, :, 0].clone())

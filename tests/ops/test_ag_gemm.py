@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from effort import slow_but
 from hypothesis import given
 from hypothesis import strategies as st
 from multiplying import check_products
@@ -54,7 +55,7 @@ AWKWARD = [
     pytest.param(4, 1, 32, 32, id="empty-shards"),
     pytest.param(4, 9, 16, 16, id="last-shard-empty"),
     pytest.param(4, 64, 32, 48, id="more-ranks-than-tiles"),
-    pytest.param(2, 256, 64, 64, id="tiles-divide"),
+    pytest.param(2, 256, 64, 64, id="tiles-divide", marks=pytest.mark.slow),
 ]
 
 
@@ -100,7 +101,7 @@ def call_every_way(problem: Problem, transport: str):
 # Of what knows no tiles of rows, these tell all.
 FEWER = {LL: AWKWARD[1:5]}
 WAYS = [
-    pytest.param(transport, *shape.values, id=f"{shape.id}-{transport}")
+    pytest.param(transport, *shape.values, id=f"{shape.id}-{transport}", marks=shape.marks)
     for transport in TRANSPORTS
     for shape in FEWER.get(transport, AWKWARD)
 ]
@@ -113,7 +114,7 @@ def test_every_way_of_calling(ranks, num_ranks, m, n, k, transport):
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("dtype", [pytest.param("float16", marks=pytest.mark.slow), "bfloat16"])
 def test_half_precision_and_transposed_weights(ranks, dtype, transport):
     problem = Problem(100, 48, 64, 3, dtype, b_is_nk=True)
     ranks(lambda: call_every_way(problem, transport), 3)
@@ -414,17 +415,21 @@ def test_where_nothing_fused_is_faster_nothing_is_fused():
 @pytest.mark.parametrize("layer", presets.GATHERED_LAYERS.values(), ids=str)
 def test_what_is_chosen_is_not_predicted_to_be_slower_than_what_is_not_fused(m, layer):
     target, problem = TARGETS["cuda:90"], Problem(m, *layer, 4, "bfloat16", b_is_nk=True)
-    most_us = 0.98 * unfused_us(problem, is_recorded=True)
+    most_us = 0.98 * unfused_us(problem, target, "all_gather")
     config = choose(problem, target, is_recorded=True)
     assert config.transport == LIBRARY or end_us(config, problem, target) < most_us
 
 
-COMPILED = [
-    *((target, way, (4096, 2560, 8192)) for target in TARGETS for way in ("ce_push", "sm_push")),
-    *((target, LL, (64, 2560, 8192)) for target in TARGETS),
-    # Element by element, where nothing begins at 16 bytes: one of each family is enough.
-    *((target, "sm_push", (291, 70, 50)) for target in ("cuda:90", "hip:gfx942")),
-]
+LARGE, SMALL = (4096, 2560, 8192), (64, 2560, 8192)
+COMPILED = slow_but(
+    [("cuda:90", "ce_push", LARGE), ("cuda:90", LL, SMALL), ("hip:gfx942", "sm_push", LARGE)],
+    [
+        *((target, way, LARGE) for target in TARGETS for way in ("ce_push", "sm_push")),
+        *((target, LL, SMALL) for target in TARGETS),
+        # Element by element, where nothing begins at 16 bytes: one of each family is enough.
+        *((target, "sm_push", (291, 70, 50)) for target in ("cuda:90", "hip:gfx942")),
+    ],
+)
 
 
 @pytest.mark.parametrize(("target", "transport", "shape"), COMPILED, ids=str)
@@ -444,10 +449,10 @@ def test_compiles_everywhere_and_keeps_its_waits(target, transport, shape):
             assert re.search(r"\.vgpr_spill_count:\s*0\b", binary.asm["amdgcn"])
 
 
-@pytest.mark.parametrize(("tile_n", "stages"), [
-    (320, 3), (160, 5), pytest.param(192, 4, marks=pytest.mark.slow),
-])  # fmt: skip
-@pytest.mark.parametrize("b_is_nk", [True, False])
+@pytest.mark.parametrize(("tile_n", "stages", "b_is_nk"), slow_but(
+    [(320, 3, True)],
+    ((*one, is_nk) for one in ((320, 3), (160, 5), (192, 4)) for is_nk in (True, False)),
+))  # fmt: skip
 def test_columns_that_are_no_power_of_two(tile_n, stages, b_is_nk):
     target, problem = TARGETS["cuda:90"], Problem(2048, 2560, 8192, 4, "bfloat16", b_is_nk=b_is_nk)
     config = next(c for c in candidates(problem, target) if c.template == "sm90")

@@ -44,7 +44,7 @@ WAYS = [
 def config_for(problem: Problem, transport: str, **changes: int) -> Config:
     """Small tiles, so that there are several, in two turns."""
     config = next(c for c in candidates(problem, EMU) if c.transport == transport)
-    small = {"tile_m": 16, "tile_n": 16, "tile_k": 16, "split": 2}
+    small = {"tile_m": 16, "tile_n": 16, "tile_k": 16, "split_k": 2}
     return replace(config, **{**small, **changes})
 
 
@@ -72,7 +72,7 @@ def test_any_schedule_gives_the_same_bits(ranks, monkeypatch, split):
     def main():
         with weft.init() as world:
             mine = op.make_inputs(problem, world.rank)
-            config = config_for(problem, "sm_push", split=split)
+            config = config_for(problem, "sm_push", split_k=split)
             return [op.run(world, problem, mine, config) for _ in range(2)]
 
     runs = [ranks(main, 3, seed=seed) for seed in range(3)]
@@ -129,11 +129,13 @@ def test_what_does_not_fit(ranks):
                 ag_wgrad(x, y, world=world)
             with pytest.raises(ShapeError, match="gathered='both'; it is 'x' or 'y'"):
                 ag_wgrad(x, x, world=world, gathered="both")
-            with pytest.raises(DtypeError, match=r"x is torch.float32 but y is torch.float16"):
+            with pytest.raises(DtypeError, match=r"x is torch.float32 and y torch.float16"):
                 ag_wgrad(x, x.half(), world=world)
             with pytest.raises(DtypeError, match="int32; it takes float16"):
                 ag_wgrad(x.int(), x.int(), world=world)
-            with pytest.raises(ShapeError, match=r"y has shape \(4,\)"):
+            with pytest.raises(
+                ShapeError, match=r"y has shape \(4,\); it must be \[rows_of_y, q\]"
+            ):
                 ag_wgrad(x, x[:, 0], world=world)
 
     ranks(main, 1)
@@ -143,8 +145,8 @@ def test_what_does_not_fit(ranks):
     ("change", "words"),
     [
         ({"transport": "ll"}, "ag_wgrad: transport='ll'; it must be one of ce_push, sm_push"),
-        ({"template": "sm90"}, "ag_wgrad: template='sm90'; rows are summed by 'plain' alone"),
-        ({"split": 9}, "ag_wgrad: split=9; it must be from 1 to 8"),
+        ({"template": "sm90"}, "ag_wgrad: template='sm90'; it must be one of plain"),
+        ({"split_k": 9}, "ag_wgrad: split_k=9; it must be from 1 to 8"),
         ({"tile_k": 100}, "ag_wgrad: tile_k=100"),
     ],
 )
@@ -174,9 +176,10 @@ def test_every_candidate_passes_its_own_check(target, shape):
     assert {"sm_push", "ce_push"} <= {config.transport for config in found}
     for config in found:
         config.check(problem, target)
-        assert config.grid(problem, target) <= target.num_sms
+        assert config.num_pushers < target.num_sms
     # A result of few tiles is split.
-    assert (found[0].split > 1) == (found[0].num_tiles(problem) * 2 <= target.num_sms - 20)
+    tiles = found[0].blocking.num_tiles(*problem.result)
+    assert (found[0].split_k > 1) == (tiles * 2 <= target.num_sms - 20)
 
 
 COMPILED = [

@@ -64,7 +64,7 @@ def test_every_way_of_calling(ranks, nodes, shape, monkeypatch):
             assert all(map(torch.equal, found[0], outs))
 
 
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("dtype", [pytest.param("float16", marks=pytest.mark.slow), "bfloat16"])
 def test_half_precision(ranks, dtype):
     problem = op.make_problem(3, {"m": 20, "n": 40}, dtype)
     ranks(lambda: call_every_way(problem, None), 3)

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import pytest
 import torch
-from compiling import check_code
+from compiling import check_code, launched_by
 
 import weft
 from weft.base.dtypes import tolerance
 from weft.base.target import TARGETS
 from weft.ops.ag_attention import ag_attention, op
 from weft.plan.attention_launches import gradients
-from weft.plan.described import launched_by
 from weft.plan.operator_gradients import ag_attention_backward
 
 NAMES = ("q", "k", "v")

@@ -11,7 +11,7 @@ from differentiating import gradients, leaf, same, shard, whole
 import weft
 from weft import ops
 from weft.base.errors import DtypeError, UsageError
-from weft.compiler.libraries import silu_mul
+from weft.compiler import libraries
 from weft.plan import operations
 
 SLOW = partial(pytest.param, marks=pytest.mark.slow)
@@ -135,12 +135,12 @@ def test_sums_with_a_norm(ranks, num_ranks):
 
 def mlp(x, up, down, world, m):
     """Up and gate in neighbouring columns, down; fused."""
-    hidden = silu_mul(ops.ag_gemm(x, up, world=world, m=m))
+    hidden = libraries.LOCAL["silu_mul"](ops.ag_gemm(x, up, world=world, m=m))
     return ops.gemm_rs(hidden, down, world=world)
 
 
 def mlp_unfused(x, up, down, world, m):
-    hidden = silu_mul(ops.all_gather(x, world=world, m=m) @ up)
+    hidden = libraries.LOCAL["silu_mul"](ops.all_gather(x, world=world, m=m) @ up)
     return ops.reduce_scatter(hidden @ down, world=world)
 
 
@@ -162,7 +162,7 @@ def test_an_mlp_learns_as_on_one_rank(ranks):
     x, target = (torch.randn(m, 16, generator=generator) for _ in range(2))
     up, down = (torch.randn(16, n, generator=generator) / 4 for n in (64, 32))
     down = down.t().contiguous()
-    alone = trained(lambda a, b, c: silu_mul(a @ b) @ c, x, target, [up, down])
+    alone = trained(lambda a, b, c: libraries.LOCAL["silu_mul"](a @ b) @ c, x, target, [up, down])
 
     def main(world):
         rank, found = world.rank, []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from compiling import launched_by
 from differentiating import leaf, shard, whole
 
 import weft
@@ -11,7 +12,6 @@ from weft import ops
 from weft.base.errors import UsageError
 from weft.base.target import TARGETS
 from weft.language import triton_api
-from weft.plan import described
 from weft.plan.experts_wgrad import experts_wgrad, start
 from weft.verify import compiled
 
@@ -121,6 +121,7 @@ def test_tokens_on_their_experts_ranks(ranks, num_ranks):
     ranks(main, num_ranks)
 
 
+@pytest.mark.slow
 def test_a_compiled_layer(ranks):
     """One graph, forward and backward: the router's tables are values of it."""
     torch._dynamo.reset()
@@ -166,7 +167,7 @@ def test_its_kernel_compiles(target):
         shapes = ((slots, p), (slots, q), (128, p, q))
         x, y, out = (torch.empty(one, dtype=torch.bfloat16, device="meta") for one in shapes)
         first = torch.empty(129, dtype=torch.int32, device="meta")
-        ((fn, record),) = described.launched_by(start(x, y, out, first, target).run)
+        ((fn, record),) = launched_by(start(x, y, out, first, target).run)
         binary = triton_api.compile_kernel(fn, record, target)
         assert compiled(binary, target).ok
         if target.backend == "cuda":

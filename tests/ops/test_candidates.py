@@ -25,7 +25,7 @@ SIZES = {
     "d": (16, 20, 64, 128, 256),
     "experts": (1, 2, 7, 9, 60, 256),
     "top_k": (1, 2, 3, 7, 8),
-    "capacity": (0, 50),
+    "capacity": (-1, 0, 50),
     "heads": (1, 6, 8, 20, 64),
     "q_heads": (1, 2, 6, 32),
     "kv_heads": (1, 2, 8),
@@ -34,9 +34,9 @@ SIZES = {
     "variable": (0, 1),
     # Not every card has these.
     "tile_m": (16, 64, 128),
-    "scales": (0, 3, 56),
+    "scale_bytes": (0, 12, 224),
 }
-BESIDE = ("tile_m", "scales")
+BESIDE = ("tile_m", "scale_bytes")
 # What has no products of fp8, which is said of every candidate.
 WITHOUT_FP8 = {("ag_gemm", "cuda:80", "float8_e4m3fn")}
 NODES = ((1,), (2,), (4,), (8,), (1, 1), (2, 2), (3, 1))
@@ -82,5 +82,5 @@ def test_tokens_of_any_length(op, target):
     """Rows of 7 elements, of which a channel once was to move 8 together, and all around them."""
     op = card(op)
     for dtype, m, n, num_ranks in product(op.dtypes, ROWS, COLUMNS, (1, 2, 4)):
-        shape = {"m": m, "n": n, "experts": 9, "top_k": 3, "scales": 3}
+        shape = {"m": m, "n": n, "experts": 9, "top_k": 3, "scale_bytes": 12}
         check(op, op.make_problem(num_ranks, shape, dtype), target)

@@ -17,6 +17,7 @@ from torchrun import on_two_and_four_gpus
 import weft
 from weft.base.target import TARGETS
 from weft.plan import gathered, summed
+from weft.plan.runner import is_as_recorded
 from weft.tune import presets
 
 H200 = TARGETS["cuda:90"]
@@ -41,13 +42,11 @@ class Chosen:
         seats = SimpleNamespace(nodes=(0,) * num_ranks)
         self.world = SimpleNamespace(
             target=H200, rank=0, num_ranks=num_ranks, device=torch.device("meta"),
-            backend=SimpleNamespace(seats=seats), is_recording=lambda: self.is_recorded,
+            backend=SimpleNamespace(seats=seats), is_recording=lambda: self.is_recorded, choices={},
         )  # fmt: skip
 
         def chosen(world: Any, problem: Any, config: Any, *rest: Any) -> Any:
-            # Of one that engines carry, what is recorded instead is the last.
-            instead = rest[-1] if rest and self.is_recorded else None
-            return instead if name == "gemm_rs" and instead is not None else config
+            return config
 
         for calls in (summed, gathered):
             monkeypatch.setattr(calls, "Call", chosen)
@@ -58,9 +57,10 @@ class Chosen:
         a = torch.empty(rows, k, dtype=torch.bfloat16, device="meta")
         b = torch.empty(n, k, dtype=torch.bfloat16, device="meta").t()
         if self.module.op.name == "ag_gemm":
-            return self.module._make_call(world, a, b, None, None, None, None, None)
-        is_deterministic = torch.are_deterministic_algorithms_enabled()
-        return self.module._make_call(world, a, b, None, is_deterministic, None)
+            return self.module._make_call(
+                world, a, b, None, None, None, None, is_as_recorded(world), None
+            )
+        return self.module._make_call(world, a, b, None, is_as_recorded(world), None)
 
 
 def sizes(name: str) -> list[tuple[int, int, int]]:
@@ -98,11 +98,11 @@ def test_eager_recorded_replayed_and_repeated_calls_have_the_same_bits(ranks, mo
     """Of a choice that differs by recording; and without the mode bits differ, so this can fail."""
     module = importlib.import_module(f"weft.ops.{name}")
 
-    def chosen(problem, target, is_recorded=False):
+    def chosen(world, problem, is_recorded=False):
         cut = {"tile_m": 16, "tile_n": 16, **UNLIKE[name][is_recorded]}
         return module.Config(**cut)
 
-    monkeypatch.setattr(module, "choose", chosen)
+    monkeypatch.setattr(module, "config_of", chosen)
     problem = module.op.make_problem(2, {"m": 64, "n": 32, "k": 512}, "float32")
 
     def main():

@@ -11,14 +11,13 @@ import weft
 from weft.base.errors import CapacityError, ShapeError
 from weft.base.target import TARGETS
 from weft.language import triton_api
-from weft.ops.ep_combine import Config, Problem, choose, ep_combine, op
+from weft.ops.ep_combine import Config, Problem, ep_combine, op
 from weft.ops.ep_dispatch import ep_dispatch
 from weft.ops.moe_route import moe_route
 from weft.verify import compiled
 
 ELSEWHERE = ("cuda:100", "hip:gfx942")
 SMALL = Config(channels=3, block=32, tokens=2, batch=4)
-PACKETS = replace(SMALL, transport="ll")
 
 
 def call_once(ranks, problem, config=SMALL, **options):
@@ -35,13 +34,11 @@ def call_once(ranks, problem, config=SMALL, **options):
 
 
 @pytest.mark.parametrize(
-    ("dtype", "weighted", "config"),
-    [("float16", True, SMALL), ("bfloat16", False, PACKETS), ("float32", True, PACKETS)],
-    ids=["float16-weighted", "bfloat16-ll", "float32-weighted-ll"],
+    ("dtype", "weighted"), [("float16", True), ("bfloat16", False), ("float32", True)]
 )
-def test_sums_are_the_references_bit_by_bit(ranks, dtype, weighted, config):
+def test_sums_are_the_references_bit_by_bit(ranks, dtype, weighted):
     sizes = {"experts": 6, "top_k": 4, "tile_m": 4, "weighted": weighted}
-    call_once(ranks, Problem(9, 40, 2, dtype, **sizes), config)
+    call_once(ranks, Problem(9, 40, 2, dtype, **sizes))
 
 
 @pytest.mark.parametrize(
@@ -52,15 +49,8 @@ def test_awkward_sizes(ranks, num_ranks, m, n, experts, top_k):
     call_once(ranks, Problem(m, n, num_ranks, "float32", experts=experts, top_k=top_k))
 
 
-@pytest.mark.parametrize(
-    ("nodes", "config"),
-    [
-        pytest.param((3,), SMALL, id="3-sm_push"),
-        pytest.param((2, 1), SMALL, id="2+1-sm_push", marks=pytest.mark.slow),
-        pytest.param((3,), PACKETS, id="3-ll"),
-    ],
-)
-def test_called_in_turns_recorded_and_replayed_on_one_slot(ranks, nodes, config, monkeypatch):
+@pytest.mark.parametrize("nodes", [(3,), pytest.param((2, 1), marks=pytest.mark.slow)], ids=str)
+def test_called_in_turns_recorded_and_replayed_on_one_slot(ranks, nodes, monkeypatch):
     monkeypatch.setenv("WEFT_SLOTS", "1")
     problem = Problem(17, 10, 3, "float32", nodes, experts=5, top_k=2, tile_m=4)
     inputs = [[op.make_inputs(problem, rank, seed) for rank in range(3)] for seed in range(2)]
@@ -70,16 +60,16 @@ def test_called_in_turns_recorded_and_replayed_on_one_slot(ranks, nodes, config,
     def main():
         world = weft.init()
         kept = {name: value.clone() for name, value in inputs[0][world.rank].items()}
-        op.run(world, problem, kept, config)  # memory cannot be taken in a recording
+        op.run(world, problem, kept, SMALL)  # memory cannot be taken in a recording
         with world.record() as recording:
-            out = op.run(world, problem, kept, config)
+            out = op.run(world, problem, kept, SMALL)
         for one, wanted in zip(inputs, expected, strict=True):
             for name, value in one[world.rank].items():
                 kept[name].copy_(value)
             out.fill_(torch.nan)
             recording.replay()
             assert torch.equal(out.clone(), wanted[world.rank])
-            op.run(world, other, op.make_inputs(other, world.rank), config)
+            op.run(world, other, op.make_inputs(other, world.rank), SMALL)
         world.close()
 
     ranks(main, 3, nodes=nodes)
@@ -197,13 +187,11 @@ def test_what_does_not_fit(ranks):
 def test_compiles_and_keeps_its_waits(target):
     problem = Problem(4096, 7168, 4, "bfloat16", experts=256, top_k=8)
     few = replace(problem, m=128)
-    assert (config := choose(few, TARGETS[target])).by_packets
-    asked = (*op.kernels(problem, None, TARGETS[target]), *op.kernels(few, config, TARGETS[target]))
-    for fn, record in asked:
+    for fn, record in (x for p in (problem, few) for x in op.kernels(p, None, TARGETS[target])):
         binary = triton_api.compile_kernel(fn, record, TARGETS[target])
         report = compiled(binary, TARGETS[target])
         assert report.ok, "\n".join(map(str, report.findings))
         if TARGETS[target].backend == "cuda":
             ptx = binary.asm["ptx"]
             assert "st.local" not in ptx
-            assert record.constants["packets"] or "ld.global.v4" in ptx and "st.global.v4" in ptx
+            assert "ld.global.v4" in ptx and "st.global.v4" in ptx

@@ -11,14 +11,12 @@ import weft
 from weft.base.errors import CapacityError, ConfigError, DtypeError, ShapeError, UsageError
 from weft.base.target import TARGETS
 from weft.language import triton_api
-from weft.ops.ep_dispatch import TABLES, Config, Problem, choose, ep_dispatch, op
+from weft.ops.ep_dispatch import TABLES, Config, Problem, candidates, ep_dispatch, op
 from weft.verify import compiled
 
 EMU = TARGETS["emu"]
 ELSEWHERE = ("cuda:100", "hip:gfx942")
 SMALL = Config(channels=3, block=32, tokens=2, batch=4)
-TRANSPORTS = [SMALL, replace(SMALL, transport="ll")]
-both_ways = pytest.mark.parametrize("config", TRANSPORTS, ids=lambda config: config.transport)
 
 
 def check(got, problem, rank, inputs):
@@ -78,10 +76,9 @@ def awkward(how):
     ["all to one rank", "one expert of each rank", "one rank sends nothing", "nobody sends",
      "not all choices"],
 )  # fmt: skip
-@both_ways
-def test_wherever_tokens_go(ranks, config, how):
+def test_wherever_tokens_go(ranks, how):
     problem = Problem(42, 20, 3, "float32", experts=9, top_k=3, tile_m=4)
-    dispatch_once(ranks, problem, inputs_of(problem, awkward(how)), config)
+    dispatch_once(ranks, problem, inputs_of(problem, awkward(how)))
 
 
 @pytest.mark.parametrize(
@@ -105,9 +102,7 @@ def test_rows_of_any_dtype_and_their_scales(ranks, dtype, n, scales):
     sizes = {"experts": 4, "top_k": 2, "tile_m": 4, "scale_bytes": 4 * scales}
     problem = Problem(10, n, 2, dtype, **sizes)
     inputs = [op.make_inputs(problem, rank) for rank in range(2)]
-    for config in TRANSPORTS:
-        if config.can(problem, EMU):
-            dispatch_once(ranks, problem, inputs, config)
+    dispatch_once(ranks, problem, inputs)
 
 
 def test_another_row_goes_the_same_way(ranks):
@@ -138,15 +133,8 @@ def test_another_row_goes_the_same_way(ranks):
     ranks(main, 2)
 
 
-@pytest.mark.parametrize(
-    ("nodes", "config"),
-    [
-        pytest.param((3,), SMALL, id="3-sm_push"),
-        pytest.param((2, 1), SMALL, id="2+1-sm_push", marks=pytest.mark.slow),
-        pytest.param((3,), TRANSPORTS[1], id="3-ll"),
-    ],
-)
-def test_called_in_turns_recorded_and_replayed_on_one_slot(ranks, nodes, config, monkeypatch):
+@pytest.mark.parametrize("nodes", [(3,), pytest.param((2, 1), marks=pytest.mark.slow)], ids=str)
+def test_called_in_turns_recorded_and_replayed_on_one_slot(ranks, nodes, monkeypatch):
     monkeypatch.setenv("WEFT_SLOTS", "1")
     problem = Problem(17, 10, 3, "float32", nodes, experts=5, top_k=2, tile_m=4)
     inputs = [[op.make_inputs(problem, rank, seed) for rank in range(3)] for seed in range(2)]
@@ -155,9 +143,9 @@ def test_called_in_turns_recorded_and_replayed_on_one_slot(ranks, nodes, config,
     def main():
         world = weft.init()
         kept = {name: value.clone() for name, value in inputs[0][world.rank].items()}
-        op.run(world, problem, kept, config)  # memory cannot be taken in a recording
+        op.run(world, problem, kept, SMALL)  # memory cannot be taken in a recording
         with world.record() as recording:
-            got = op.run(world, problem, kept, config)
+            got = op.run(world, problem, kept, SMALL)
         for one in inputs:
             for name, value in one[world.rank].items():
                 kept[name].copy_(value)
@@ -165,7 +153,7 @@ def test_called_in_turns_recorded_and_replayed_on_one_slot(ranks, nodes, config,
                 part.fill_(77)
             recording.replay()
             check([part.clone() for part in got], problem, world.rank, one)
-            op.run(world, other, op.make_inputs(other, world.rank), config)
+            op.run(world, other, op.make_inputs(other, world.rank), SMALL)
         world.close()
 
     ranks(main, 3, nodes=nodes)
@@ -262,9 +250,6 @@ def test_what_does_not_fit(ranks):
     ranks(main, 2)
     problem = Problem(64, 3, 4, experts=8, top_k=2)
     for config, words in [
-        (Config(transport="ring"), "transport='ring'; it must be one of sm_push, ll"),
-        (Config(transport="nccl"), "transport='nccl'; it must be one of sm_push, ll"),
-        (Config("ll"), "ll' with rows of 6 bytes; what packets carry must divide by 4"),
         (Config(tokens=3), "tokens=3; it must be a power of two"),
         (Config(channels=0), "channels=0"),
     ]:
@@ -293,11 +278,9 @@ def check_kernel(fn, record, target):
     ["cuda:90", *(pytest.param(one, marks=pytest.mark.slow) for one in ELSEWHERE)],
 )
 def test_rows_compile_and_keep_their_waits(target, problem):
-    config = choose(problem, TARGETS[target])
-    assert config.by_packets == (problem is FEW)
-    _, (fn, record) = op.kernels(problem, config, TARGETS[target])
+    _, (fn, record) = op.kernels(problem, None, TARGETS[target])
     binary = check_kernel(fn, record, TARGETS[target])
-    if TARGETS[target].backend == "cuda" and not config.by_packets:
+    if TARGETS[target].backend == "cuda":
         assert "st.global.v2.b64" in binary.asm["ptx"]  # 16 bytes at a time
 
 
@@ -306,7 +289,7 @@ def test_rows_compile_and_keep_their_waits(target, problem):
 )
 def test_few_tokens_each_have_a_lane_and_many_share_an_sm(m, tokens, channels):
     problem = Problem(m, 7168, 2, "bfloat16", **SIZES)
-    config = choose(problem, TARGETS["cuda:90"])
+    (config,) = candidates(problem, TARGETS["cuda:90"])
     config.check(problem, TARGETS["cuda:90"])
     assert (config.tokens, config.grid(problem)) == (tokens, channels)
 

@@ -70,7 +70,7 @@ def call_every_way(problem, config):
     [
         pytest.param((1,), {}, marks=SLOW),
         ((2,), {"m": 1, "n": 1, "k": 1, "heads": 1, "kv_heads": 1}),
-        ((3,), {"heads": 17, "kv_heads": 1}),
+        ((3,), {"m": 1, "n": 12, "heads": 17, "kv_heads": 1}),
         pytest.param((4,), {"n": 9, "variable": 0}, marks=SLOW),
         ((2, 1), {"n": 70}),
     ],
@@ -193,7 +193,11 @@ def test_what_does_not_fit(ranks):
                 DtypeError,
                 "q is torch.float16 and k_cache torch.float32; convert",
             ),
-            ((q[:, :3].clone(), cache, cache, lengths), ShapeError, "3 query heads over 2 heads"),
+            (
+                (q[:, :3].clone(), cache, cache, lengths),
+                ShapeError,
+                "q has 3 heads, k and v have 2; each head of k",
+            ),
             ((q, cache.transpose(1, 2), cache, lengths), ShapeError, "must be contiguous"),
         ]:
             with pytest.raises(error, match=words):
@@ -202,7 +206,7 @@ def test_what_does_not_fit(ranks):
             flash_decode(q, cache, cache, lengths, world=world, out=q[:, :, 0].contiguous())
 
     ranks(main, 1)
-    with pytest.raises(ShapeError, match="heads of 512 elements; it takes 1 to 256"):
+    with pytest.raises(ShapeError, match="heads of d=512; they have 1 to 256"):
         problem_for(2, k=512)
     for config, words in [
         (Config("ring"), "transport='ring'; it must be one of ll, sm_push"),
@@ -313,5 +317,25 @@ def test_baselines_give_the_answer(ranks, name, variable, monkeypatch):
         variant = op.baselines[name](case)
         for index, call in enumerate(variant.calls):
             assert case.error(index, call()) <= case.tolerance
+
+    ranks(main, 2)
+
+
+@pytest.mark.parametrize("paged", [False, True])
+def test_it_is_whole_in_a_compiled_graph_and_has_no_gradient(ranks, paged):
+    def main():
+        with weft.init() as world:
+            q, cache = torch.randn(2, 4, 16), torch.randn(2, 8, 2, 16)
+            lengths = torch.tensor([3, 8], dtype=torch.int32)
+            table = torch.tensor([[1], [0]], dtype=torch.int32) if paged else None
+
+            def decode(q, lengths):
+                return flash_decode(q, cache, cache, lengths, world=world, block_table=table)
+
+            # A function of this rank's: ranks share what torch compiled of one.
+            compiled = torch.compile(lambda *given: decode(*given), fullgraph=True)
+            assert torch.equal(compiled(q, lengths), decode(q, lengths))
+            with pytest.raises(weft.UsageError, match=r"no gradient; call it under torch.no_grad"):
+                decode(q.requires_grad_(), lengths).sum().backward()
 
     ranks(main, 2)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from effort import slow_but
 from multiplying import (
     AWKWARD,
     EMU,
@@ -25,7 +26,7 @@ TRANSPORTS = ("sm_push", "one_shot_ll", "two_shot_ll")
 
 # Packets know no parts of rows, so fewer shapes are awkward for them.
 # Parts of rows are those of gemm_rs, which has all of AWKWARD.
-CASES = [("sm_push", *case.values) for case in AWKWARD[1:5]]
+CASES = [("sm_push", *case.values) for case in (AWKWARD[1], AWKWARD[4])]
 CASES += [(way, *shape) for way in TRANSPORTS[1:] for shape in ((3, 91, 70, 50), (4, 1, 32, 32))]
 
 
@@ -35,11 +36,10 @@ def test_every_way_of_calling(ranks, num_ranks, m, n, k, transport):
     ranks(lambda: call_every_way(op, problem, config_for(op, problem, transport)), num_ranks)
 
 
-@pytest.mark.parametrize(
-    ("dtype", "transport"), [("float16", "sm_push"), *(("bfloat16", one) for one in TRANSPORTS)]
-)
-def test_half_precision_and_transposed_weights(ranks, dtype, transport):
-    problem = problem_for(op, 3, 76, 48, 64, dtype, b_is_nk=True)
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_half_precision_and_transposed_weights(ranks, transport):
+    """bfloat16: what numpy has not, unlike float16."""
+    problem = problem_for(op, 3, 76, 48, 64, "bfloat16", b_is_nk=True)
     ranks(lambda: call_every_way(op, problem, config_for(op, problem, transport)), 3)
 
 
@@ -68,10 +68,11 @@ def test_every_candidate_passes_its_own_check(target, shape):
         config.check(problem, target)
 
 
-COMPILED = [
-    *((target, (4096, 2560, 8192), True) for target in ("emu", "cuda:90", "hip:gfx942")),
-    pytest.param("cuda:90", (291, 70, 50), False, marks=pytest.mark.slow),
-]
+LARGE = (4096, 2560, 8192)
+COMPILED = slow_but(
+    [("emu", LARGE, True)],
+    [("cuda:90", LARGE, True), ("hip:gfx942", LARGE, True), ("cuda:90", (291, 70, 50), False)],
+)
 
 
 @pytest.mark.parametrize(("target", "shape", "b_is_nk"), COMPILED, ids=str)

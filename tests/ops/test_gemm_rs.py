@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from effort import slow_but
 from multiplying import (
     AWKWARD,
     EMU,
@@ -34,7 +35,7 @@ def test_every_way_of_calling(ranks, num_ranks, m, n, k):
     ranks(lambda: call_every_way(op, problem, config_for(op, problem)), num_ranks)
 
 
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("dtype", [pytest.param("float16", marks=pytest.mark.slow), "bfloat16"])
 def test_half_precision_and_transposed_weights(ranks, dtype):
     problem = problem_for(op, 3, 140, 48, 64, dtype, b_is_nk=True)
     ranks(lambda: call_every_way(op, problem, config_for(op, problem)), 3)
@@ -91,11 +92,10 @@ def test_results_that_do_not_fit():
     [
         (
             {"transport": "ring"},
-            "transport='ring'; it is one of sm_push, ce_push, reduce_scatter, nccl",
+            "transport='ring'; it must be one of sm_push, ce_push, reduce_scatter, nccl",
         ),
         ({"transport": "ce_push", "chunks": 3}, "chunks=3 of n=2560 columns in tiles of 128"),
         ({"transport": "ce_push", "chunks": 0}, "chunks=0"),
-        ({"transport": "ce_push", "engines": 5}, "engines=5; it must be between 1 and 4"),
         ({"template": "blue"}, "template='blue'"),
         ({"last": 0}, "last=0"),
         ({"group_m": 0}, "group_m=0"),
@@ -146,10 +146,11 @@ def test_every_candidate_passes_its_own_check(target, shape, num_ranks):
     assert len(found) <= 8
 
 
-COMPILED = [
-    *((target, (4096, 2560, 8192), True) for target in ("emu", "cuda:80", "cuda:90", "hip:gfx942")),
-    *((target, (291, 70, 50), False) for target in ("cuda:90", "hip:gfx942")),
-]
+LARGE, ODD = (4096, 2560, 8192), (291, 70, 50)
+COMPILED = slow_but(
+    [("emu", LARGE, True), ("cuda:90", LARGE, True), ("hip:gfx942", ODD, False)],
+    [("cuda:80", LARGE, True), ("hip:gfx942", LARGE, True), ("cuda:90", ODD, False)],
+)
 
 
 @pytest.mark.parametrize(("target", "shape", "b_is_nk"), COMPILED, ids=str)
@@ -159,7 +160,8 @@ def test_compiles_everywhere_and_keeps_its_waits(target, shape, b_is_nk):
     check_products(op.kernels(problem, None, target), target)
 
 
-@pytest.mark.parametrize("transport", [pytest.param("sm_push", marks=pytest.mark.slow), "ce_push"])
+@pytest.mark.slow
+@pytest.mark.parametrize("transport", ["sm_push", "ce_push"])
 def test_hoppers_tiles_in_turns_keep_their_sums_in_registers(transport):
     """What is spilled are a few sizes, once in a launch: nothing of a tile."""
     target = TARGETS["cuda:90"]
@@ -169,14 +171,15 @@ def test_hoppers_tiles_in_turns_keep_their_sums_in_registers(transport):
     check_products(op.kernels(problem, config, target), target)
 
 
+@pytest.mark.slow  # `make test` has one of gemm_ar, which is stored and unpacked
 @pytest.mark.parametrize(("transport", "by_tma", "tile_n", "stages"), [
     ("ce_push", False, 160, 5),
-    pytest.param("sm_push", True, 320, 3, marks=pytest.mark.slow),
-    pytest.param("ce_push", False, 320, 3, marks=pytest.mark.slow),
-    pytest.param("sm_push", True, 160, 5, marks=pytest.mark.slow),
-    pytest.param("sm_push", False, 160, 5, marks=pytest.mark.slow),
-    pytest.param("sm_push", False, 320, 3, marks=pytest.mark.slow),
-    pytest.param("sm_push", True, 192, 4, marks=pytest.mark.slow),
+    ("sm_push", True, 320, 3),
+    ("ce_push", False, 320, 3),
+    ("sm_push", True, 160, 5),
+    ("sm_push", False, 160, 5),
+    ("sm_push", False, 320, 3),
+    ("sm_push", True, 192, 4),
 ])  # fmt: skip
 def test_columns_that_are_no_power_of_two(transport, by_tma, tile_n, stages):
     target = TARGETS["cuda:90"]
@@ -207,8 +210,10 @@ def test_what_is_taken_on_four_ranks_is_what_was_fastest(shape, transport, tile_
     problem = problem_for(op, 4, *shape, "bfloat16", b_is_nk=True)
     config = choose(problem, TARGETS["cuda:90"])
     assert (config.template, config.transport, config.tile_n) == ("sm90", transport, tile_n)
-    # A graph might begin with the engine's wait.
-    assert choose(problem, TARGETS["cuda:90"], is_recorded=True).transport == "sm_push"
+    # A graph might begin with the engine's wait. Of m 512 the fused way took 55.0 us, cuBLAS and
+    # weft's reduce_scatter of 1 MB took 26.9 and 22.7 (reduce_scatter_h200x4.json).
+    recorded = "reduce_scatter" if shape[0] == 512 else "sm_push"
+    assert choose(problem, TARGETS["cuda:90"], is_recorded=True).transport == recorded
 
 
 def test_what_engines_carry_is_not_recorded(ranks):
@@ -224,15 +229,16 @@ def test_what_engines_carry_is_not_recorded(ranks):
     ranks(main, 2)
 
 
-def test_a_recorded_call_takes_another_way_for_which_all_is_there(ranks, monkeypatch):
+@pytest.mark.parametrize("other", ["sm_push", "reduce_scatter"])
+def test_a_recorded_call_takes_another_way_for_which_all_is_there(ranks, monkeypatch, other):
     module = sys.modules["weft.ops.gemm_rs"]
     problem = problem_for(op, 3, 96, 64, 32)
-    ways = {False: "ce_push", True: "sm_push"}
+    ways = {False: "ce_push", True: other}
 
-    def chosen(problem, target, is_recorded=False):
+    def chosen(world, problem, is_recorded=False):
         return Config(transport=ways[is_recorded], tile_m=32, tile_n=16)
 
-    monkeypatch.setattr(module, "choose", chosen)
+    monkeypatch.setattr(module, "config_of", chosen)
 
     def main():
         world = weft.init()
@@ -257,7 +263,7 @@ def test_all_of_a_call_is_queued_before_any_of_it_is_recorded(ranks):
     """The device may have to come to rest for a recording; a product that has been launched waits
     for what engines are to carry."""
     problem = problem_for(op, 3, 96, 64, 32)
-    config = Config(transport="ce_push", tile_m=32, tile_n=16, chunks=2, engines=2)
+    config = Config(transport="ce_push", tile_m=32, tile_n=16, chunks=2)
 
     def main():
         world = weft.init()

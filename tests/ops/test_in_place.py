@@ -71,7 +71,8 @@ def test_ranks_whose_inputs_lie_elsewhere(ranks):
         ranks(main, 2)
 
 
-@pytest.mark.parametrize("target", ["cuda:90", pytest.param("hip:gfx942", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("target", ["cuda:90", "hip:gfx942"])
 def test_compiles_and_keeps_its_waits(target):
     for name in ("all_gather", "reduce_scatter", "all_reduce", "all_to_all"):
         op = importlib.import_module(f"weft.ops.{name}").op

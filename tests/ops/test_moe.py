@@ -17,7 +17,7 @@ pytestmark = pytest.mark.parametrize(
 )
 
 
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("dtype", [pytest.param("float16", marks=pytest.mark.slow), "bfloat16"])
 def test_half_precision_and_transposed_weights(ranks, op, dtype):
     problem = problem_for(op, 3, 30, dtype, b_is_nk=True, experts=4, top_k=4)
     ranks(call_once(op, problem), 3)

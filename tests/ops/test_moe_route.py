@@ -118,6 +118,75 @@ def test_weights_of_all_experts_and_of_those_chosen(ranks):
     ranks(main, 1)
 
 
+BY_GROUPS = [
+    {"score": "sigmoid"},
+    {"score": "sigmoid", "renormalise": False, "scale": 1.5},
+    {"score": "sigmoid", "biased": True, "groups": 4, "top_groups": 2, "scale": 2.5},
+    {"groups": 4, "top_groups": 3, "group_best": 1, "renormalise": False},
+    {"biased": True, "groups": 2, "top_groups": 1},
+]
+
+
+def of_groups(logits, top_k, bias, given):
+    """Token by token, with Python's lists."""
+    ids, weights = [], []
+    size = logits.shape[1] // given.get("groups", 1)
+    for row in logits.float():
+        scores = row.sigmoid() if given.get("score") == "sigmoid" else row.softmax(0)
+        rating = (scores if bias is None else scores + bias).tolist()
+        groups = [range(g, g + size) for g in range(0, len(rating), size)]
+        best = given.get("group_best", 2)
+        groups.sort(key=lambda group: -sum(sorted((rating[e] for e in group), reverse=True)[:best]))
+        may = sorted(e for group in groups[: given.get("top_groups", 1)] for e in group)
+        ids.append(sorted(may, key=lambda e: -rating[e])[:top_k])
+        taken = scores[ids[-1]]
+        weights.append(taken / taken.sum() if given.get("renormalise", True) else taken)
+    return torch.tensor(ids, dtype=torch.int32), torch.stack(weights) * given.get("scale", 1.0)
+
+
+@pytest.mark.parametrize("given", BY_GROUPS, ids=str)
+@pytest.mark.parametrize("n", [8, 12])
+def test_scores_groups_and_a_bias(ranks, given, n):
+    problem = Problem(23, n, 2, top_k=3, tile_m=4, **given)
+    inputs = [op.make_inputs(problem, rank) for rank in range(2)]
+    bias = inputs[0].get("bias")
+    wanted = of_groups(torch.cat([one["logits"] for one in inputs]), 3, bias, given)
+
+    def main():
+        with weft.init() as world:
+            made = op.run(world, problem, inputs[world.rank])
+            mine = slice(*problem.shard(world.rank))
+            assert torch.equal(made.ids, wanted[0][mine])
+            torch.testing.assert_close(made.weights, wanted[1][mine], rtol=1e-6, atol=0)
+            expected = op.reference(problem, inputs)[world.rank]
+            for name in ("token_of", "slot_of", "counts", "tiles", "num_tiles"):
+                assert torch.equal(getattr(made, name), getattr(expected, name)), name
+
+    ranks(main, 2)
+
+
+@pytest.mark.parametrize("given", BY_GROUPS, ids=str)
+def test_gradients_of_scores(ranks, given):
+    problem = Problem(10, 8, 2, top_k=3, tile_m=4, **given)
+    inputs = [op.make_inputs(problem, rank) for rank in range(2)]
+    scoring = {**problem.scoring._asdict(), "bias": inputs[0].get("bias")}
+
+    def main():
+        with weft.init() as world:
+            alone = inputs[world.rank]["logits"].float().requires_grad_()
+            scores = alone.sigmoid() if problem.score == "sigmoid" else alone.softmax(1)
+            logits = inputs[world.rank]["logits"].float().requires_grad_()
+            tables = moe_route(logits, 3, world=world, tile_m=4, **scoring).tables
+            weights = scores.gather(1, tables.ids.long())
+            weights = weights / weights.sum(1, keepdim=True) if problem.renormalise else weights
+            given = torch.arange(15.0).view(5, 3)
+            (weights * problem.scale * given).sum().backward()
+            (tables.weights * given).sum().backward()
+            torch.testing.assert_close(logits.grad, alone.grad)
+
+    ranks(main, 2)
+
+
 @pytest.mark.parametrize("nodes", [(3,), (2, 1)], ids=str)
 def test_called_in_turns_recorded_and_replayed_on_one_slot(ranks, nodes, monkeypatch):
     monkeypatch.setenv("WEFT_SLOTS", "1")
@@ -156,15 +225,27 @@ def test_what_does_not_fit(ranks):
             moe_route(torch.ones(3), 1, world=world)
         with pytest.raises(ShapeError, match="tile_m=12; it must be a power of two"):
             moe_route(torch.ones(3, 4), 1, world=world, tile_m=12)
+        for given, words in [
+            ({"groups": 3}, "groups=3, top_groups=1, group_best=2: groups must divide 4 experts"),
+            ({"groups": 2, "top_groups": 3}, "1 to 2 groups can be taken"),
+            ({"groups": 4}, "top_k=2 of 1 groups of 1 experts"),
+            (
+                {"bias": torch.zeros(3)},
+                r"bias is torch.float32 of shape \(3,\); it must be .* \(4,\)",
+            ),
+        ]:
+            with pytest.raises(ShapeError, match=words):
+                moe_route(torch.ones(3, 4), 2, world=world, **given)
+        with pytest.raises(ConfigError, match="score='tanh'; it must be one of 'softmax', 'sigm"):
+            moe_route(torch.ones(3, 4), 2, world=world, score="tanh")
         with pytest.raises(DtypeError, match="int32; it takes float16"):
             moe_route(torch.ones(3, 4).int(), 1, world=world)
 
     ranks(main, 2)
     problem = Problem(64, 8, 4)
     for config, words in [
-        (Config(transport="ring"), "transport='ring'"),
         (Config(block=12), "block=12"),
-        (Config(channels=132), "channels=132; .* cuda:90 takes 1 to 131"),
+        (Config(channels=1000), "channels=1000; .* cuda:90 takes 1 to 524"),
     ]:
         with pytest.raises(ConfigError, match=words):
             config.check(problem, TARGETS["cuda:90"])
@@ -185,7 +266,11 @@ def test_what_does_not_fit(ranks):
     ],
 )
 def test_compiles_and_keeps_its_waits(target, num_ranks, experts):
-    problem = Problem(4096, experts, num_ranks, "bfloat16", top_k=8)
+    # The largest as DeepSeek-V3 routes.
+    v3 = (
+        {"score": "sigmoid", "biased": True, "groups": 8, "top_groups": 4} if experts == 256 else {}
+    )
+    problem = Problem(4096, experts, num_ranks, "bfloat16", top_k=8, **v3)
     for fn, record in op.kernels(problem, None, TARGETS[target]):
         binary = triton_api.compile_kernel(fn, record, TARGETS[target])
         report = compiled(binary, TARGETS[target])

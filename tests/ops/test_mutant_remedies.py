@@ -20,13 +20,13 @@ CASES = [
         ("notify", "mailboxes.py:", "push"): SIGNAL, ("wait", "mailboxes.py:", "push"): WRITE_FIRST,
     }),
     ("all_gather", "ce_pull", {
-        ("wait", "slots.py:", "stage"): CREDIT, ("wait", "signals.py:", "announce"): WAIT,
-        ("notify", "signals.py:", "announce"): SIGNAL,
+        ("wait", "slots.py:", "stage"): CREDIT, ("wait", "copied.py:", "announce"): WAIT,
+        ("notify", "copied.py:", "announce"): SIGNAL,
     }),
     ("ag_gemm", "sm_push", {
         ("wait", "slots.py:", "ag_gemm_multiply"): FREE, ("wait", "gemm.py:", "ag_gemm_multiply"):
             WRITE_FIRST,
-        ("notify", "feed.py:", "ag_gemm_multiply"): SIGNAL,
+        ("notify", "signals.py:", "ag_gemm_multiply"): SIGNAL,
     }),
 ]  # fmt: skip
 

@@ -22,6 +22,7 @@ from weft.base.errors import CallOrderError
 from weft.base.target import TARGETS
 from weft.compiler.experts import Routing
 from weft.plan.call_cache import described
+from weft.plan.choices import predicted
 
 RANKS = 3
 PRODUCT, ROWS = {"m": 24, "n": 24, "k": 16}, {"m": 24, "n": 40}
@@ -175,10 +176,10 @@ def test_what_is_prepared_for_one_ranks_tensors_takes_no_turn(ranks, monkeypatch
     module = importlib.import_module("weft.ops.gemm_rs")
     ways = {False: "ce_push", True: "sm_push"}
 
-    def chosen(problem, target, is_recorded=False):
+    def chosen(world, problem, is_recorded=False):
         return module.Config(transport=ways[is_recorded], tile_m=16, tile_n=16)
 
-    monkeypatch.setattr(module, "choose", chosen)
+    monkeypatch.setattr(module, "config_of", chosen)
     ranks(lambda: Rank("gemm_rs", "out", None, "float32").calls(), RANKS)
 
 
@@ -198,7 +199,7 @@ def test_a_choice_does_not_go_by_how_one_rank_has_b(name, nodes):
             dtypes = [{}, {"out_dtype": "float32"}] if name == "ag_gemm" else [{}]
             for rest in dtypes:
                 problems = [replace(one, b_is_nk=is_nk, **rest) for is_nk in (False, True)]
-                chosen = {module.choose(problem, target) for problem in problems}
+                chosen = {predicted(module.op, problem, target) for problem in problems}
                 assert len(chosen) == 1, (str(target), shape, dtype, rest, chosen)
 
 

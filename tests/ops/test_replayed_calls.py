@@ -223,7 +223,9 @@ def test_a_key_without_one_of_its_addresses_is_found(subject, monkeypatch):
     """So what tests on emulated ranks say of keys is true."""
     run, keys = replays.Replays.run, []
     monkeypatch.setattr(
-        replays.Replays, "run", lambda self, key, *work: keys.append(key) or run(self, key, *work)
+        replays.Replays,
+        "run",
+        lambda self, key, *work, **_: keys.append(key) or run(self, key, *work),
     )
     check(subject)
     # The streams beside a product have shorter ones, without addresses.
@@ -235,7 +237,7 @@ def test_a_key_without_one_of_its_addresses_is_found(subject, monkeypatch):
     for i in found:
         monkeypatch.setattr(
             replays.Replays, "run",
-            lambda self, key, *work, i=i: run(
+            lambda self, key, *work, i=i, **_: run(
                 self, (*key[:i], *key[i + 1 :]) if len(key) == length else key, *work
             ),
         )  # fmt: skip

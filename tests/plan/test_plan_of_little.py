@@ -72,7 +72,7 @@ def two_layers(**engines: str) -> Compiled:
     return compiled(layers, inputs, **engines)
 
 
-def carried_layers() -> Compiled:
+def staged_layers() -> Compiled:
     return two_layers(scattered="ce_push", scattered_2="ce_push")
 
 
@@ -81,7 +81,7 @@ CASES = {
     "rows": (three_gathers, [{"m": 1}, {"m": 2}, {"m": 20}, {"m": 1}]),
     "columns": (two_products, [{"m": 5, "f": 2}, {"m": 20, "f": 48}, {"m": 5, "f": 1}]),
     "layers": (two_layers, [{"m": 3, "f": 2}, {"m": 20, "f": 16}, {"m": 3, "f": 1}]),
-    "carried": (carried_layers, [{"m": 3, "f": 2}, {"m": 20, "f": 16}, {"m": 1, "f": 1}]),
+    "carried": (staged_layers, [{"m": 3, "f": 2}, {"m": 20, "f": 16}, {"m": 1, "f": 1}]),
 }
 
 

@@ -10,14 +10,14 @@ from hypothesis import strategies as st
 
 from weft.language import mapping
 from weft.language.mapping import StaticMapping
-from weft.plan.transfers import pull, push
+from weft.plan.transfers import pushes, queue
 
 channel_of_row = mapping.as_python(mapping.channel_of_row)
 SIZES = {"m": st.integers(1, 300), "num_ranks": st.integers(1, 6), "chunks": st.integers(1, 9)}
 
 
 def split_of(m: int, num_ranks: int, chunks: int) -> StaticMapping:
-    return StaticMapping.of(m, num_ranks, chunks=chunks, push_rows=1, tile_rows=1)
+    return StaticMapping.of(m, num_ranks, chunks=chunks)
 
 
 class Copied:
@@ -39,34 +39,6 @@ class Copied:
 
 
 @given(**SIZES)
-def test_each_row_has_the_word_that_its_copy_sets(m, num_ranks, chunks):
-    split = split_of(m, num_ranks, chunks)
-    words = [channel_of_row(row, split) for row in range(m)]
-    assert words == sorted(words)
-    peers = [
-        SimpleNamespace(
-            gathered=torch.arange(m)[:, None], rows_ready=torch.arange(num_ranks * chunks),
-            met=torch.arange(num_ranks),
-        )
-        for _ in range(num_ranks)
-    ]  # fmt: skip
-    world, here = Copied(0, num_ranks, peers), peers[0]
-    pull(world, here.gathered, here.gathered, here.rows_ready, here.met, split, is_part=False)
-    rows, seen = [], []
-    for is_word, dst, src in world.copies:
-        if not is_word:
-            assert torch.equal(dst, src)
-            rows += dst.flatten().tolist()
-        else:
-            word = int(dst)
-            assert int(src) == word // chunks
-            assert rows == [row for row in range(m) if words[row] == word]
-            rows = []
-            seen.append(word)
-    assert seen == list(range(chunks, num_ranks * chunks))
-
-
-@given(**SIZES)
 def test_each_rank_pushes_its_rows_and_words_to_every_other(m, num_ranks, chunks):
     split = split_of(m, num_ranks, chunks)
     told: dict[tuple[int, int], list[int]] = {}
@@ -80,7 +52,9 @@ def test_each_rank_pushes_its_rows_and_words_to_every_other(m, num_ranks, chunks
         ]
         world, here = Copied(rank, num_ranks, peers), peers[rank]
         first, end = mapping.as_python(mapping.rows_of_rank)(rank, split)
-        push(world, torch.arange(first, end)[:, None], here.gathered, here.rows_ready, split)
+        others = [peer for peer in range(num_ranks) if peer != rank]
+        arrays = [(torch.arange(first, end)[:, None], here.gathered)]
+        queue(world, pushes(world, others, arrays, here.rows_ready, split))
         rows: list[int] = []
         for is_word, dst, src in world.copies:
             if is_word:

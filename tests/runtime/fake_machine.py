@@ -13,13 +13,13 @@ from typing import Any
 
 import torch
 
+from weft.base.elements import Axes
 from weft.base.errors import TimeoutError
 from weft.base.settings import Settings
 from weft.base.target import parse_target
 from weft.language.wait_report import WaitReport
 from weft.runtime import registry
-from weft.runtime.backend import CALL_LOG_BYTES, Seats
-from weft.runtime.backends.emu import RecordingLife
+from weft.runtime.backend import CALL_LOG_BYTES, RecordingLife, Seats
 from weft.runtime.world import World
 
 # A rank that is gone is noticed, a machine that is busy is not taken for one.
@@ -50,6 +50,7 @@ class FakeBackend:
     target = parse_target("emu")
     report_address = 0
     far = None
+    by_address = None
 
     def __init__(self, meeting: Meeting, rank: int, *, abort_address: int = 0) -> None:
         self.meeting = meeting
@@ -61,9 +62,9 @@ class FakeBackend:
         self.copies: list[tuple[Any, Any]] = []
         self.closed = False
 
-    def open_heap(self, nbytes: int) -> Sequence[torch.Tensor | None]:
+    def open_heap(self, nbytes: int, span_bytes: int) -> Sequence[torch.Tensor | None]:
         rank = self.seats.rank
-        self.meeting.heaps[rank] = torch.full((nbytes,), 255, dtype=torch.uint8)
+        self.meeting.heaps[rank] = torch.full((span_bytes,), 255, dtype=torch.uint8)
         self.exchange(None, 5)
         nodes = self.meeting.nodes
         return [
@@ -71,7 +72,13 @@ class FakeBackend:
             for peer, heap in enumerate(self.meeting.heaps)
         ]
 
-    def prepare(self, tensor: torch.Tensor, offset: int, name: str, *, zero: bool) -> None:
+    def grow_heap(self, offset: int, nbytes: int) -> bool:
+        return True
+
+    def prepare(
+        self, tensor: torch.Tensor, offset: int, name: str, *, zero: bool,
+        axes: Callable[[], Axes] | None = None,
+    ) -> None:  # fmt: skip
         if zero:
             tensor.zero_()
 
@@ -161,6 +168,7 @@ def run_ranks(
     nodes: tuple[int, ...] | None = None,
     abort_address: int = 0,
     heap_bytes: int = 1 << 20,
+    heap_limit: int = 0,
 ) -> list[Any]:
     """`main(world)` on every rank's thread; what each returned, or the error it raised."""
     meeting = Meeting(num_ranks, nodes)
@@ -169,7 +177,7 @@ def run_ranks(
     def body(rank: int) -> None:
         try:
             backend = FakeBackend(meeting, rank, abort_address=abort_address)
-            settings = Settings.from_environment(heap_bytes=heap_bytes)
+            settings = Settings.from_environment(heap_bytes=heap_bytes, heap_limit=heap_limit)
             results[rank] = main(
                 World("test", backend, settings, scope=("fake", id(meeting), rank))
             )

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import gc
-import os
 import re
-import subprocess
-import sys
 import weakref
 from pathlib import Path
 from typing import Any
@@ -24,10 +21,13 @@ from weft.language import triton_api
 from weft.ops import ag_gemm, card, gemm_ar, gemm_rs
 from weft.plan.memory import Memory
 from weft.plan.runner import PlanRunner
-from weft.runtime import call_log, calls, replays, slots
+from weft.runtime import call_log, replays
+from weft.tools.main import main as weft_verb
 
 ROOT = Path(__file__).parent.parent.parent
 SCRIPT = Path(__file__).parent / "scripts" / "sizes_that_grow.py"
+GROWING = SCRIPT.with_name("heap_that_grows.py")
+GREW = r"rank (\d) of \d: (\d+) MiB"
 SAID = r"rank (\d) of \d: 6 sizes in \d+ bytes, all together take \d+"
 K, N = 64, 32
 
@@ -71,11 +71,12 @@ def run_mlp(world, m: int) -> torch.Tensor:
 
 
 def check_bounds(world) -> None:
-    assert len(world.calls) <= calls.MOST
+    found, most = world.memory(), world.settings.kept_calls
+    assert found.calls.count <= found.calls.most == most
+    assert found.recordings.count <= found.recordings.most
     assert len(world._log._texts) <= call_log.MOST_TEXTS
-    assert all(len(one._cuts) <= slots.MOST_REQUESTS for one in world._workspaces.values())
-    assert len(world._recordings.recorded) <= replays.MOST
-    assert len(world._recordings.seen) <= replays.MOST_SEEN
+    assert all(len(one._cuts) <= most for one in world._workspaces.values())
+    assert len(world._recordings.seen) <= replays.SEEN_OF_EACH * found.recordings.most
 
 
 def test_two_thousand_sizes_leave_bounded_memory(no_launches):
@@ -101,9 +102,7 @@ def test_two_thousand_sizes_leave_bounded_memory(no_launches):
 
 @pytest.fixture
 def few(monkeypatch):
-    monkeypatch.setattr(calls, "MOST", 16)
-    monkeypatch.setattr(calls, "AT_ONCE", 4)
-    monkeypatch.setattr(slots, "MOST_REQUESTS", 16)
+    monkeypatch.setenv("WEFT_KEPT_CALLS", "16")
 
 
 @pytest.fixture
@@ -125,7 +124,7 @@ def test_programs_of_many_sizes_leave_few_runners_and_share_their_memory(no_laun
             run_mlp(world, m)
         check_bounds(world)
         gc.collect()  # runners that were dropped hold each other
-        assert 0 < len([one for one in runners if one.world is world]) <= calls.MOST
+        assert 0 < len([one for one in runners if one.world is world]) <= 16
         (scratch,) = world._scratch._latest.values()
         # The activations of the largest size, on a rank.
         return scratch.numel()
@@ -168,7 +167,9 @@ def test_what_was_recorded_with_scratch_memory_that_is_gone_is_not_replayed(monk
     run = replays.Replays.run
     monkeypatch.setattr(Memory, "results", where_they_lay)
     monkeypatch.setattr(
-        replays.Replays, "run", lambda self, key, *work: keys.append(key) or run(self, key, *work)
+        replays.Replays,
+        "run",
+        lambda self, key, *work, **named: keys.append(key) or run(self, key, *work, **named),
     )
     given = (torch.ones(2, K), torch.ones(K, N), torch.ones(N // 2, K))
 
@@ -192,8 +193,7 @@ def test_what_was_recorded_with_scratch_memory_that_is_gone_is_not_replayed(monk
 # ---- the heap
 
 
-@pytest.mark.parametrize("transport", ["sm_push", "ce_push"])
-@pytest.mark.parametrize("recorded", [False, True], ids=["called", "recorded"])
+@pytest.mark.parametrize(("transport", "recorded"), [("sm_push", False), ("ce_push", True)])
 def test_sizes_that_grow_fit_in_a_heap_of_the_largest(transport, recorded, monkeypatch):
     """All sizes together do not; what the user has recorded of a small one is right in the end, and
     so are the calls that weft has recorded itself."""
@@ -225,7 +225,7 @@ def test_sizes_that_grow_fit_in_a_heap_of_the_largest(transport, recorded, monke
             call(torch.ones(1 << 13, K))
         assert "workspace 'program ag_gemm'" in str(found.value)
         # The gathered rows, and nothing else.
-        needed = f"program ag_gemm[0].memory needs {(1 << 14) * K * 4} bytes"
+        needed = f"shared[0].memory needs {(1 << 14) * K * 4} bytes"
         assert needed in str(found.value)
         assert ("kept for what was recorded at" in str(found.value)) == recorded
         assert (call(torch.ones(8, K)) == K).all(), "smaller calls go on"
@@ -259,7 +259,7 @@ def test_mailboxes_that_grow_fit_too(recorded):
                 x.fill_(m)
                 recording.replay()
                 assert (kept == m).all()
-        told = [text for one in world._workspaces.values() for text, _ in one.holdings()]
+        told = [text for one in world._workspaces.values() for _, text, _ in one.holdings()]
         assert any("recorded at" in text for text in told) == recorded, told
         world.close()
 
@@ -267,13 +267,29 @@ def test_mailboxes_that_grow_fit_too(recorded):
         ranks.run(main)
 
 
+def emulated(capsys: Any, script: Path, said: str) -> list[str]:
+    code = weft_verb(["emulate", str(script), "--ranks", "2"])
+    told = capsys.readouterr()
+    assert code == 0, told.out[-3000:] + told.err[-3000:]
+    return sorted(re.findall(f"^{said}$", told.out, re.MULTILINE))
+
+
 @pytest.mark.slow
-def test_all_operators_emulated():
-    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
-    command = [sys.executable, "-m", "weft", "emulate", str(SCRIPT), "--ranks", "2"]
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=600)
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
-    assert sorted(re.findall(f"^{SAID}$", done.stdout, re.MULTILINE)) == ["0", "1"]
+def test_all_operators_emulated(capsys):
+    assert emulated(capsys, SCRIPT, SAID) == ["0", "1"]
+
+
+def test_a_heap_that_grows_emulated(capsys):
+    said = emulated(capsys, GROWING, GREW)
+    assert [rank for rank, _ in said] == ["0", "1"] and all(int(mib) >= 3 for _, mib in said)
+
+
+@on_two_and_four_gpus
+def test_a_heap_that_grows_on_gpus(ranks):
+    """Addresses that were reserved, and torch's memory mapped there once more."""
+    said = once(torchrun(GROWING, ranks), GREW)
+    assert [rank for rank, _ in said] == [str(rank) for rank in range(ranks)]
+    assert all(int(mib) > 24 for _, mib in said)
 
 
 @on_two_and_four_gpus

@@ -10,7 +10,7 @@ import torch
 from fake_machine import FakeRecording, run_ranks
 
 from weft.runtime import call_log, calls
-from weft.runtime.backends.emu import RecordingLife
+from weft.runtime.backend import RecordingLife
 from weft.runtime.calls import Calls
 
 
@@ -33,15 +33,18 @@ class Known:
     """What an operator keeps."""
 
 
+MOST = 8
+
+
 @pytest.fixture
 def few(monkeypatch):
-    monkeypatch.setattr(calls, "MOST", 8)
-    monkeypatch.setattr(calls, "AT_ONCE", 3)
+    monkeypatch.setattr(calls, "PART_AT_ONCE", 3)
+    monkeypatch.setenv("WEFT_KEPT_CALLS", str(MOST))
 
 
 def test_the_kinds_used_last_are_kept_and_the_device_is_waited_for_before_others_go(few):
     machine, forgotten = Machine(), []
-    known = Calls(machine, forgotten.extend)
+    known = Calls(machine, forgotten.extend, MOST)
     for i in range(8):
         known[i] = f"call {i}"
     assert known.get(0) == "call 0" and known.get(9) is None and not machine.drained
@@ -54,7 +57,7 @@ def test_the_kinds_used_last_are_kept_and_the_device_is_waited_for_before_others
 def test_what_a_recording_was_made_with_stays_as_long_as_it(few):
     """Both what it found and what it made. While it is made nothing is waited for."""
     machine, forgotten = Machine(), []
-    known = Calls(machine, forgotten.extend)
+    known = Calls(machine, forgotten.extend, MOST)
     for i in range(8):
         known[i] = Known()
     machine.recording = recording = FakeRecording()
@@ -68,9 +71,9 @@ def test_what_a_recording_was_made_with_stays_as_long_as_it(few):
         known[i] = Known()
     assert [known.get(i) for i in (2, "first", "second")] == recorded
     assert not any(one in forgotten for one in recorded)
-    assert len(known) <= calls.MOST + len(recorded)
+    assert len(known) <= MOST + len(recorded)
     del recording
-    assert len(known) <= calls.MOST
+    assert len(known) <= MOST
 
 
 def test_ranks_that_make_the_same_calls_forget_the_same(few):

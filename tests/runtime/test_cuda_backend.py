@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import ctypes
+import weakref
 from types import SimpleNamespace
 
 import pytest
 import torch
 
 from weft.language import triton_api
+from weft.runtime.backend import RecordingLife
 from weft.runtime.backends.cuda import CudaBackend, CudaRecording
 from weft.runtime.backends.cuda_driver import Driver
+from weft.runtime.backends.reserved_addresses import ReservedAddresses
+from weft.runtime.heap import GRANULE_BYTES, HeapAllocator, Wanted
 
 
 def test_no_stream_waits_for_a_token_of_launches_that_are_left_out(monkeypatch):
@@ -33,7 +37,7 @@ def test_a_recording_is_of_the_allocations_that_its_copies_name(monkeypatch):
     numbers = {mine.data_ptr(): 5, other.data_ptr(): 0}
     backend = CudaBackend.__new__(CudaBackend)
     backend._heaps = [None, heap]
-    monkeypatch.setattr(torch.cuda, "CUDAGraph", SimpleNamespace)
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", lambda: SimpleNamespace(replay=None))
     capturing = [True]
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: capturing[0])
     backend._recording = recording = CudaRecording(lambda address: numbers[address])
@@ -48,6 +52,12 @@ def test_a_recording_is_of_the_allocations_that_its_copies_name(monkeypatch):
     for queue in (backend.copy, backend.copy_word):
         with pytest.raises(RuntimeError, match="on a stream that is not recorded"):
             queue(other, heap)
+
+
+# What a driver is made of beside what a test looks at.
+OTHERS = (
+    "cuMemcpy2DAsync_v2", "cuMemcpyAsync", "cuStreamBatchMemOp_v2", "cuPointerGetAttribute",
+)  # fmt: skip
 
 
 class Graphs:
@@ -86,10 +96,10 @@ class Graphs:
         )  # fmt: skip
 
 
-def test_a_graph_that_is_destroyed_says_so():
+def test_a_graph_that_is_destroyed_says_so(monkeypatch):
+    monkeypatch.setattr(Driver, "_lives", {})
     graphs = Graphs()
-    others = dict.fromkeys(("cuMemcpy2DAsync_v2", "cuStreamBatchMemOp_v2", "cuPointerGetAttribute"))
-    others = {name: SimpleNamespace() for name in others}
+    others = {name: SimpleNamespace() for name in OTHERS}
     driver = Driver(SimpleNamespace(**vars(graphs.library()), **others))
     with pytest.raises(RuntimeError, match="stream 0x7 is not captured"):
         driver.life_of_capture(7)
@@ -103,7 +113,17 @@ def test_a_graph_that_is_destroyed_says_so():
     assert first.is_over and first.is_over and not second.is_over
     graphs.number = 3
     driver.life_of_capture(7)
-    assert sorted(driver._lives) == [2, 3]
+    # One of weft's own says itself when it is gone, and holds nothing for it.
+    graphs.number, num_objects = 4, len(graphs.objects)
+    recording = Graphs()
+    driver.begin_life(7, own := RecordingLife(weakref.ref(recording)))
+    assert driver.life_of_capture(7) is own and len(graphs.objects) == num_objects
+    assert not own.is_over
+    del recording
+    assert own.is_over
+    graphs.number = 5
+    driver.life_of_capture(7)
+    assert sorted(driver._lives) == [2, 3, 5]
 
 
 def test_what_the_driver_is_asked_for():
@@ -130,6 +150,7 @@ def test_what_the_driver_is_asked_for():
     driver = Driver(
         SimpleNamespace(
             cuMemcpy2DAsync_v2=copy_2d,
+            cuMemcpyAsync=lambda *given: called.append(given) or 0,
             cuStreamBatchMemOp_v2=memory_operations,
             cuPointerGetAttribute=attribute,
             cuGetErrorString=say,
@@ -137,7 +158,88 @@ def test_what_the_driver_is_asked_for():
         )  # fmt: skip
     )
     driver.copy_2d(torch.zeros(3, 8)[:, :5], torch.zeros(3, 16)[:, :5], 7)
+    driver.copy(1 << 40, 96, 24, 7)
     with pytest.raises(RuntimeError, match="cuStreamBatchMemOp_v2 failed with 700: illegal"):
         driver.take_token(64, 7)
-    assert called == [(64, 32, 20, 3, 7), (7, 2, [(4, 64, 1, 1), (5, 64, 0, 0)], 0)]
+    assert called[:2] == [(64, 32, 20, 3, 7), (1 << 40, 96, 24, 7)]
+    assert called[2:] == [(7, 2, [(4, 64, 1, 1), (5, 64, 0, 0)], 0)]
     assert driver.allocation_of(2) == 42 and driver.allocation_of(3) == 0
+
+
+class VirtualMemory:
+    """The driver's virtual memory: ranges of addresses, and what is mapped where."""
+
+    def __init__(self) -> None:
+        self.reserved: dict[int, int] = {}
+        # By address: which memory, and its size.
+        self.mapped: dict[int, tuple[int, int]] = {}
+        self.retained: list[int] = []
+        self.accessible: dict[int, tuple[int, int, int]] = {}
+
+    def library(self) -> SimpleNamespace:
+        def reserve(out, size, alignment, wanted, flags):
+            out._obj.value = start = 1 << 40 | len(self.reserved) << 36
+            self.reserved[start] = size
+            return 0
+
+        def address_range(base, size, address):
+            base._obj.value, size._obj.value = address, self.mapped[address][1]
+            return 0
+
+        def retain(out, address):
+            out._obj.value = self.mapped[address][0]
+            self.retained.append(out._obj.value)
+            return 0
+
+        def map(address, size, offset, handle, flags):
+            start = max(one for one in self.reserved if one <= address)
+            assert address + size <= start + self.reserved[start] and handle in self.retained
+            assert not any(one < address + size and address < one + its[1]
+                           for one, its in self.mapped.items())  # fmt: skip
+            self.mapped[address] = (handle, size)
+            return 0
+
+        def access(address, size, described, count):
+            assert self.mapped[address][1] == size and count == 1
+            one = described._obj
+            self.accessible[address] = (one.kind, one.device, one.flags)
+            return 0
+
+        return SimpleNamespace(
+            cuMemAddressReserve=reserve,
+            cuMemGetAddressRange_v2=address_range,
+            cuMemRetainAllocationHandle=retain,
+            cuMemMap=map,
+            cuMemSetAccess=access,
+            cuMemRelease=lambda handle: self.retained.remove(handle) or 0,
+            cuMemUnmap=lambda address, size: 0 * len([self.mapped.pop(address)]),
+            cuMemAddressFree=lambda start, size: 0 * len([self.reserved.pop(start)]),
+        )
+
+
+def test_a_heap_that_grows_is_mapped_at_one_offset_of_every_ranks_addresses():
+    memory = VirtualMemory()
+    others = {name: SimpleNamespace() for name in OTHERS}
+    library = {**vars(Graphs().library()), **vars(memory.library()), **others}
+    driver = Driver(SimpleNamespace(**library))
+    there = ReservedAddresses(driver, [True, True, False], 1, torch.device("cuda", 5), 1 << 30)
+    assert len(memory.reserved) == 2 and there.starts[2] == 0
+    heap = HeapAllocator(3 << 20, limit_bytes=64 << 20)
+    pieces = []
+    for number, (offset, nbytes) in enumerate(
+        [(0, 3 << 20), heap.next_segment([Wanted(20 << 20, "large")])]
+    ):
+        # torch's own memory is larger, by its signal pad, and ends where a granule does.
+        size = (nbytes // GRANULE_BYTES + (number == 0) + 1) * GRANULE_BYTES
+        for rank in range(2):
+            memory.mapped[(number * 2 + rank + 1) << 32] = (10 * number + rank, size)
+        addresses = [(number * 2 + rank + 1) << 32 for rank in range(2)]
+        pieces = [SimpleNamespace(data_ptr=lambda at=at: at) for at in addresses]
+        there.map(offset, [*pieces, None])
+        for rank in range(2):
+            address = there.starts[rank] + offset
+            assert memory.mapped[address] == (10 * number + rank, size)
+            assert memory.accessible[address] == (1, 5, 3)
+    assert not memory.retained and there.__cuda_array_interface__["data"][0] == there.starts[1]
+    del there
+    assert not memory.reserved and len(memory.mapped) == 4, "what torch has mapped stays"

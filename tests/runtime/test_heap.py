@@ -4,7 +4,7 @@ import re
 
 import pytest
 import torch
-from fake_machine import run_ranks
+from fake_machine import FakeBackend, run_ranks
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -17,7 +17,13 @@ from weft.base.errors import (
     PeerError,
     UsageError,
 )
-from weft.runtime.heap import ALIGNMENT_BYTES, SIGNALS_PART, HeapAllocator, Wanted
+from weft.runtime.heap import (
+    ALIGNMENT_BYTES,
+    GRANULE_BYTES,
+    SIGNALS_PART,
+    HeapAllocator,
+    Wanted,
+)
 
 
 @settings(max_examples=200)
@@ -176,4 +182,62 @@ def test_far_peers_cannot_be_addressed():
         return world.table[16 + 4 :].tolist()
 
     tables = run_ranks(main, 4, nodes=(0, 0, 1, 1))
-    assert tables == [[0, 0, 1, 1, 0, 1, 0, 1, 10, 11, 12, 13]] * 4
+    assert tables == [[0, 0, 1, 1, 10, 11, 12, 13]] * 4
+
+
+# ---- heaps that grow
+
+
+def test_a_heap_that_grows_lays_nothing_across_its_segments():
+    heap = HeapAllocator(1 << 20, limit_bytes=16 << 20)
+    small = heap.allocate(1 << 19, "small")
+    wanted = [Wanted(3 << 20, "large"), Wanted(4096, "words", is_signal=True)]
+    assert not heap.has_room(wanted)
+    offset, nbytes = heap.next_segment(wanted)
+    assert offset % GRANULE_BYTES == 0 and offset >= heap.end + GRANULE_BYTES
+    assert nbytes % GRANULE_BYTES == 0 and nbytes >= 3 << 20
+    assert offset + nbytes <= heap.span_bytes
+    heap.grow(offset, nbytes)
+    assert heap.has_room(wanted) and heap.capacity_bytes == (1 << 20) + nbytes
+    large = heap.allocate(3 << 20, "large")
+    assert offset <= large.offset and large.end <= offset + nbytes
+    assert heap.allocate(1024, "fits below").offset < 1 << 20, "the first segment is used on"
+    heap.free(large.offset)
+    assert heap.find(large.offset) is None and heap.find(small.offset) is small
+    assert heap.allocate(3 << 20, "again").offset == large.offset
+
+
+@pytest.mark.parametrize("nbytes", [1, 100_000, (1 << 20) + 1, 5 << 20, 16 << 20])
+@pytest.mark.parametrize("is_signal", [False, True])
+def test_a_segment_has_room_for_what_it_was_made_for(nbytes, is_signal):
+    heap = HeapAllocator(1 << 20, limit_bytes=64 << 20)
+    wanted = [Wanted(nbytes, "x", is_signal), Wanted(nbytes, "y"), Wanted(8, "word", True)]
+    heap.grow(*heap.next_segment(wanted))
+    assert heap.has_room(wanted)
+
+
+def test_a_heap_grows_up_to_its_limit():
+    heap = HeapAllocator(1 << 20, limit_bytes=7 << 20)
+    heap.grow(*heap.next_segment([Wanted(3 << 20, "x")]))
+    assert heap.next_segment([Wanted(3 << 20, "x")]) is None
+    offset, nbytes = heap.next_segment([Wanted(1 << 20, "x")])
+    heap.grow(offset, nbytes)
+    assert heap.capacity_bytes <= 7 << 20 and heap.end <= heap.span_bytes
+    assert HeapAllocator(1 << 20).next_segment([Wanted(1, "x")]) is None
+
+
+@pytest.mark.parametrize("refuses", [None, 1])
+def test_all_ranks_grow_or_none(refuses, monkeypatch):
+    """A GPU without memory left is one rank's."""
+    monkeypatch.setattr(
+        FakeBackend, "grow_heap", lambda self, offset, nbytes: self.seats.rank != refuses
+    )
+
+    def main(world):
+        try:
+            return world.offset(world.empty((3 << 20,), torch.uint8))
+        except OutOfMemoryError:
+            return world.offset(world.empty((1 << 10,), torch.uint8))
+
+    offsets = run_ranks(main, 2, heap_bytes=1 << 20, heap_limit=8 << 20)
+    assert offsets[0] == offsets[1] and (offsets[0] > 1 << 20) == (refuses is None), offsets

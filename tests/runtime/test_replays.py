@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 
 from weft.runtime import replays
-from weft.runtime.replays import Replays
+from weft.runtime.replays import Recordings, Replays
 
 
 class Machine:
@@ -36,7 +36,7 @@ class Machine:
 
 def test_a_call_that_comes_again_is_recorded_and_then_replayed():
     machine = Machine()
-    calls = Replays(machine)
+    calls = Replays(machine, Recordings(1024))
     for _ in range(replays.SIGHTINGS):
         machine.call(calls, "x")
     assert machine.queued == ["x"] * replays.SIGHTINGS
@@ -47,7 +47,7 @@ def test_a_call_that_comes_again_is_recorded_and_then_replayed():
 
 def test_what_comes_behind_is_queued_each_time_and_before_anything_is_recorded():
     machine = Machine()
-    calls = Replays(machine)
+    calls = Replays(machine, Recordings(1024))
     told: list[str] = []
     machine.record_launches = lambda launch: (
         told.append("recorded") or Machine().record_launches(launch)
@@ -61,7 +61,7 @@ def test_what_comes_behind_is_queued_each_time_and_before_anything_is_recorded()
 
 def test_a_recording_whose_memory_is_gone_is_not_replayed_but_made_anew():
     machine = Machine()
-    calls = Replays(machine)
+    calls = Replays(machine, Recordings(1024))
     for _ in range(replays.SIGHTINGS + 1):
         machine.call(calls, "x")
     assert machine.queued[-1] == "replayed x"
@@ -75,7 +75,7 @@ def test_a_recording_whose_memory_is_gone_is_not_replayed_but_made_anew():
 
 def test_inside_a_recording_of_the_users_launches_are_launches():
     machine = Machine()
-    calls = Replays(machine)
+    calls = Replays(machine, Recordings(1024))
     for _ in range(replays.SIGHTINGS):
         machine.call(calls, "x")
     machine.recording = True
@@ -93,7 +93,7 @@ def test_where_no_call_comes_again_recordings_end():
     machine, made = Machine(), []
     record = machine.record_launches
     machine.record_launches = lambda launch: made.append(0) or record(launch)
-    calls = Replays(machine)
+    calls = Replays(machine, Recordings(1024))
     for i in range(10 * replays.FIRST):
         for _ in range(replays.SIGHTINGS):
             machine.call(calls, f"k{i}")
@@ -103,7 +103,7 @@ def test_where_no_call_comes_again_recordings_end():
 def test_of_many_keys_that_come_in_turns_more_and_more_are_replayed():
     """As in a model of 80 layers, whose weights are multiplied one after the other."""
     machine = Machine()
-    calls = Replays(machine)
+    calls = Replays(machine, Recordings(1024))
     keys = [f"k{i}" for i in range(160)]
     for _ in range(60):
         machine.queued.clear()
@@ -112,11 +112,10 @@ def test_of_many_keys_that_come_in_turns_more_and_more_are_replayed():
     assert machine.queued == [f"replayed {key}" for key in keys]
 
 
-def test_the_latest_used_are_kept(monkeypatch):
-    monkeypatch.setattr(replays, "MOST", 8)
+def test_the_latest_used_are_kept():
     machine = Machine()
-    calls = Replays(machine)
-    keys = [f"k{i}" for i in range(replays.MOST + 1)]
+    calls = Replays(machine, Recordings(8))
+    keys = [f"k{i}" for i in range(8 + 1)]
     for key in keys:
         for _ in range(replays.SIGHTINGS):
             machine.call(calls, key)
@@ -129,16 +128,16 @@ def test_the_latest_used_are_kept(monkeypatch):
 
 def test_keys_that_never_come_again_are_forgotten():
     machine = Machine()
-    calls = Replays(machine)
-    for i in range(replays.MOST_SEEN + 10):
+    calls = Replays(machine, Recordings(4))
+    most = 4 * replays.SEEN_OF_EACH
+    for i in range(most + 10):
         machine.call(calls, f"k{i}")
-    assert len(calls._of_all.seen) == replays.MOST_SEEN
+    assert len(calls._of_all.seen) == most
 
 
-def test_callers_share_what_a_world_keeps_and_take_theirs_along(monkeypatch):
+def test_callers_share_what_a_world_keeps_and_take_theirs_along():
     """Their keys may be alike; what a caller that is gone has recorded gives its memory back."""
-    monkeypatch.setattr(replays, "MOST", 3)
-    machine, of_world = Machine(), replays.Recordings()
+    machine, of_world = Machine(), Recordings(3)
     one, other = Replays(machine, of_world), Replays(machine, of_world)
     for calls, keys in ((one, "ab"), (other, "ac")):
         for key in keys:
@@ -159,7 +158,47 @@ def test_callers_share_what_a_world_keeps_and_take_theirs_along(monkeypatch):
 
 def test_where_recording_spares_nothing_every_call_is_launched():
     machine = Machine(records=False)
-    calls = Replays(machine)
+    calls = Replays(machine, Recordings(1024))
     for _ in range(3 * replays.SIGHTINGS):
         machine.call(calls, "x")
     assert machine.queued == ["x"] * 3 * replays.SIGHTINGS
+
+
+def test_callers_that_replay_nothing_spend_what_recordings_cost_all():
+    """Each size has a caller of its own: sizes that never come again must not record for ever."""
+    machine, of_world, made = Machine(), Recordings(1024), []
+    record = machine.record_launches
+    machine.record_launches = lambda launch: made.append(1) or record(launch)
+    callers = [Replays(machine, of_world) for _ in range(4 * replays.FIRST)]
+    for calls in callers:
+        for _ in range(replays.SIGHTINGS):
+            machine.call(calls, "x")
+    assert len(made) == replays.FIRST
+    for _ in range(replays.REPLAYS_THAT_PAY):
+        machine.call(callers[0], "x")
+    machine.call(callers[-1], "x")
+    assert len(made) == replays.FIRST + 1, "what is replayed pays for others"
+
+
+def test_what_a_command_list_queues_is_recorded_later_and_at_once():
+    machine, kept = Machine(), Recordings(1024)
+    calls = Replays(machine, kept)
+    for _ in range(replays.SIGHTINGS_OF_LISTED - 1):
+        assert not calls.is_due("x")
+    assert machine.queued == []
+    spared = kept.spared
+    assert calls.is_due("x")
+    assert spared - kept.spared == replays.REPLAYS_THAT_PAY_LISTED
+    calls.run("x", lambda: machine.queued.append("x"), at_once=True)
+    assert calls.is_due("x"), "it is recorded"
+    machine.call(calls, "x")
+    assert machine.queued == ["x", "replayed x"]
+
+
+def test_what_a_command_list_queues_is_not_recorded_where_that_does_not_pay():
+    machine, kept = Machine(), Recordings(1024)
+    calls, due = Replays(machine, kept), 0
+    for key in range(100):
+        seen = [calls.is_due(key) for _ in range(replays.SIGHTINGS_OF_LISTED)]
+        due += any(seen)
+    assert due == replays.FIRST * replays.REPLAYS_THAT_PAY // replays.REPLAYS_THAT_PAY_LISTED

@@ -5,6 +5,7 @@ import torch
 from fake_machine import run_ranks
 
 from weft.base.errors import DtypeError, OutOfMemoryError, ShapeError, UsageError
+from weft.language.wait_report import WaitReport
 from weft.runtime.heap import HeapAllocator, Wanted
 
 
@@ -343,3 +344,51 @@ def test_a_full_heap_says_what_holds_it_and_what_can_be_done():
     assert sum(sizes) == total - free
     assert lines[1].startswith(f"What holds {total - free:,} bytes")
     assert "heap_bytes" in lines[-1] and "world.free()" in lines[-1]
+
+
+TWO_CHUNKS = (("from rank", 4), ("chunk", 2))
+
+
+def test_the_table_of_waits_says_what_signals_stand_for():
+    """By the call that took the slot last: one with other chunks has other names."""
+
+    def main(world):
+        signals = {"ready": (16, torch.int64)}
+        kinds = [{"ready": TWO_CHUNKS}, {"ready": TWO_CHUNKS[:1]}]
+        slots = []
+        texts = []
+        for turn in (2, 3):
+            axes = kinds[turn % 2]
+            slots.append(world.workspace("program gather", {}, signals, num_slots=1, axes=axes))
+            for part in (slots[-1].ready, slots[-1].arg.slot_free):
+                address = world.peer(part, 1)[3:].data_ptr() if part.numel() > 3 else 0
+                if address:
+                    report = WaitReport(1, "gemm", 77, (5, 0, 0), address, 3, 2, True)
+                    texts.append(world._name_of(report))
+        return texts
+
+    first, *_, last = [one for one in run_ranks(main, 4)[0] if "ready" in one]
+    assert (first, last) == ("gather[0].ready[chunk 1 from rank 1]", "gather[0].ready[from rank 3]")
+
+
+def test_memory_says_who_holds_what_as_a_record_and_as_a_table():
+    def main(world):
+        world.zeros((1000, 100), torch.uint8, name="kv_cache")
+        held = ask(world, 16)
+        ask(world, 64)
+        world.free(world.signals(100))
+        world.scratch("between", 5000)
+        found = world.memory()
+        assert sum(found.by_kind().values()) + found.free_bytes == found.heap_bytes == 1 << 20
+        assert set(found.by_kind()) == {"slots", "outgrown", "tensor", "freed signals"}
+        assert [one.nbytes for one in found.held] == sorted(
+            (one.nbytes for one in found.held), reverse=True
+        )
+        assert 0 < found.largest_free_bytes <= found.free_bytes and found.scratch_bytes == 5000
+        assert found.calls == (0, 1024) and found.recordings == (0, 1024) and held.index in (0, 1)
+        return str(found)
+
+    text, other = run_ranks(main, 2)
+    assert text == other
+    for said in ("tensor 'kv_cache'", "workspace 'ag', 2 in use", "0 of 1024 kinds", "scratch"):
+        assert said in text, text

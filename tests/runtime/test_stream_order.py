@@ -11,6 +11,7 @@ import pytest
 import torch
 import triton
 import triton.language as tl
+from fake_machine import run_ranks
 from torchrun import on_two_and_four_gpus, once, torchrun
 
 import weft
@@ -114,6 +115,21 @@ def test_streams_of_two_kinds_are_not_ordered_on_gpus(monkeypatch):
             backend.wait_for(other)
             assert now == [here]
     assert queued == ["eager too->eager", "captured too->captured"]
+
+
+def test_memory_that_calls_share_comes_after_them_on_other_streams():
+    """An operator's call takes its slot without an order of the slot's own."""
+
+    def main(world):
+        machine = Machine()
+        order = world._call_order
+        order._backend, order._current_number = machine, machine.stream_number
+        world.operator_call("gemm_rs")
+        machine.here = "B"
+        world.workspace("mine", shared={"rows": ((4,), torch.float32)})
+        return machine.waits
+
+    assert run_ranks(main, 1) == [["A->B"]]
 
 
 def in_turn(kind, *, turns=5):

@@ -19,7 +19,7 @@ def cut(at, args):
 
 
 @triton.jit
-def ready_backwards(at, segment, tile, args):
+def ready_backwards(at, segment, args):
     """The last segment first. args: as `cut`"""
     first = (tl.cdiv(args[2], args[3]) - 1 - segment) * args[3]
     end = tl.minimum(first + args[3], args[2])
@@ -29,15 +29,10 @@ def ready_backwards(at, segment, tile, args):
 @triton.jit
 def attend(q, k, v, out, lse, cu_seqlens, shape, tile, count, steps, rows, length,
            causal: tl.constexpr):  # fmt: skip
-    lengths = tiles.Lengths(cu_seqlens, count, steps, 0, rows)
-    visible: tl.constexpr = (
-        tiles.visible_before_in_sequences if causal else tiles.visible_in_sequences
-    )
+    seen = tiles.seen_by(cu_seqlens, count, steps, 0, rows)
     tiles.attention(
-        q, shape, tile, tl.cdiv(shape.tokens, tile.tokens), tl.program_id(0), tl.num_programs(0),
-        tiles.last_first, None, visible, lengths,
+        q, out, lse, shape, tile, tl.program_id(0), tl.num_programs(0), seen, causal,
         cut, ready_backwards, (k, v, rows, length),
-        tiles.emit_store, tiles.Stored(out, lse, shape),
     )  # fmt: skip
 
 
@@ -117,11 +112,6 @@ def test_groups_of_heads_share_their_keys(heads, pack, tokens):
 @pytest.mark.parametrize("d", [1, 20])
 def test_heads_of_any_length(d):
     run(20, (2, 1), d, tiles.Tile.of(16, 16, d=d), [0, 20], causal=True)
-
-
-def test_heads_multiplied_in_parts():
-    tile = tiles.Tile.of(16, 16, d=40, k=16)
-    run(40, (2, 1), 40, tile, [0, 30, 40], causal=True, length=21)
 
 
 @pytest.mark.parametrize("dtype", [pytest.param("float16", marks=pytest.mark.slow), "bfloat16"])

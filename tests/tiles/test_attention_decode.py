@@ -14,24 +14,25 @@ from weft.base.records import KernelRecord
 from weft.base.target import TARGETS
 from weft.language import triton_api
 from weft.tiles import attention_decode
-from weft.tiles.attention_decode import Contiguous, Paged, Partials, Shape, Stored, Tile
+from weft.tiles.attention import Shape, Tile
+from weft.tiles.attention_decode import Contiguous, Paged, Partials, Stored, pack_of
 from weft.verify import compiled
 
 
 @triton.jit
-def decode(q, cache, lengths, out, partials, shape, scale, splits, tile):
+def decode(q, cache, lengths, out, partials, shape, splits, tile):
     attention_decode.decode(
-        q, cache, lengths, shape, scale, splits, tile, partials, tl.program_id(0),
+        q, cache, lengths, shape, splits, tile, partials, tl.program_id(0),
         tl.num_programs(0), attention_decode.emit_store, Stored(out, shape),
     )  # fmt: skip
 
 
 @triton.jit
-def decode_tile(q, cache, lengths, out, shape, scale, tile):
+def decode_tile(q, cache, lengths, out, shape, tile):
     """A tile to a program, as tasks have them."""
     at = attention_decode.tile_at(tl.program_id(0), shape, tile)
     attention_decode.one_tile(
-        at, q, cache, lengths, shape, scale, tile, attention_decode.emit_store, Stored(out, shape)
+        at, q, cache, lengths, shape, tile, attention_decode.emit_store, Stored(out, shape)
     )
 
 
@@ -58,22 +59,21 @@ def expected(q, k, v, lengths, scale):
     return out.to(q.dtype)
 
 
-def run(q, cache, lengths, max_kv, scale, splits, programs, calls=1):
+def run(q, cache, lengths, scale, splits, programs, calls=1):
     batch, heads, d = q.shape
-    kv_heads = cache.k.shape[2]
-    rows, columns = 16, triton.next_power_of_2(max(16, d))
-    tiles = batch * kv_heads * triton.cdiv(heads // kv_heads, rows)
-    shape = Shape(batch, kv_heads, heads // kv_heads, d, max_kv)
-    tile = Tile(rows, 16, columns).as_constexpr()
-    sizes = attention_decode.partial_elements(tiles * splits, rows, columns)
+    kv_heads, pack = cache.k.shape[2], pack_of(heads // cache.k.shape[2], 16)
+    tiles, shape = batch * heads // pack, Shape.of(batch, heads, kv_heads, d, scale)
+    tile = Tile.of(16, 16, d=d, pack=pack, tokens=1)
+    sizes = [(tiles * splits, tile.m, tile.d), (tiles * splits, tile.m)]
+    tile = tile.as_constexpr()
     come = torch.zeros(tiles, dtype=torch.int32)
-    partials = Partials(*(torch.full((size,), torch.nan) for size in sizes), come)
+    partials = Partials(*(torch.full(size, torch.nan) for size in sizes), come)
     for _ in range(calls):
         out = torch.full_like(q, torch.nan)
-        decode[(programs,)](q, cache, lengths, out, partials, shape, scale, splits, tile)
+        decode[(programs,)](q, cache, lengths, out, partials, shape, splits, tile)
         assert not come.any()
     alone = torch.full_like(q, torch.nan)
-    decode_tile[(tiles,)](q, cache, lengths, alone, shape, scale, tile)
+    decode_tile[(tiles,)](q, cache, lengths, alone, shape, tile)
     return out, alone
 
 
@@ -100,7 +100,7 @@ def test_any_lengths_and_cuts(ranks, lengths, max_kv, heads, dtype, splits, prog
     q, k, v, lengths = inputs(lengths, max_kv, *heads, getattr(torch, dtype))
 
     def main():
-        return run(q, Contiguous(k, v), lengths, max_kv, 0.3, splits, programs, calls=2)
+        return run(q, Contiguous(k, v, max_kv), lengths, 0.3, splits, programs, calls=2)
 
     ((out, alone),) = ranks(main, 1)
     check(out, q, k, v, lengths, 0.3)
@@ -112,7 +112,7 @@ def test_lengths_that_no_cache_has(ranks):
     """The device's to know: they end with the cache."""
     q, k, v, lengths = inputs([20, 20, 0], 20, 1, 2, 16)
     wild = torch.tensor([20, 1 << 30, -5], dtype=torch.int32)
-    ((out, alone),) = ranks(lambda: run(q, Contiguous(k, v), wild, 20, 0.3, 2, 3), 1)
+    ((out, alone),) = ranks(lambda: run(q, Contiguous(k, v, 20), wild, 0.3, 2, 3), 1)
     check(out, q, k, v, lengths, 0.3)
     check(alone, q, k, v, lengths, 0.3)
 
@@ -130,8 +130,8 @@ def test_pages(ranks):
         table[i, -(-length // page) :] = 1 << 30
 
     def main():
-        cache = Paged(*pages, table, page, width)
-        return run(q, cache, lengths, page * width, 0.3, 2, 3)
+        cache = Paged(*pages, page * width, table, page, width)
+        return run(q, cache, lengths, 0.3, 2, 3)
 
     ((out, alone),) = ranks(main, 1)
     check(out, q, k, v, lengths, 0.3)
@@ -142,7 +142,7 @@ def test_the_same_bits_in_every_schedule(ranks):
     """Whoever comes last merges, in the order of splits."""
     q, k, v, lengths = inputs([60, 49], 60, 1, 2, 16)
     found = [
-        ranks(lambda: run(q, Contiguous(k, v), lengths, 60, 0.3, 4, 8)[0], 1, seed=seed)[0]
+        ranks(lambda: run(q, Contiguous(k, v, 60), lengths, 0.3, 4, 8)[0], 1, seed=seed)[0]
         for seed in range(3)
     ]
     assert all(torch.equal(found[0], one) for one in found[1:])
@@ -172,13 +172,13 @@ def test_keys_are_under_way_while_others_are_used(target, rows, tile_n, d, stage
     record = KernelRecord(
         name="decode",
         signature={
-            **tensors, "cache": ["*bf16", "*bf16"], "lengths": "*i32",
-            "partials": ["*fp32", "*fp32", "*i32"], "shape": ["i32"] * 5, "scale": "fp32",
-            "splits": "i32", "tile": ["constexpr"] * 3,
+            **tensors, "cache": ["*bf16", "*bf16", "i32"], "lengths": "*i32",
+            "partials": ["*fp32", "*fp32", "*i32"], "shape": [*["i32"] * 4, "fp32"],
+            "splits": "i32", "tile": ["constexpr"] * 6,
         },
         constants={
-            "cache": Contiguous(None, None), "partials": Partials(None, None, None),
-            "shape": Shape(*[None] * 5), "tile": Tile(rows, tile_n, d),
+            "cache": Contiguous(None, None, None), "partials": Partials(None, None, None),
+            "shape": Shape(*[None] * 5), "tile": Tile.of(rows, tile_n, d=d, pack=rows, tokens=1),
         },
         options={"num_warps": 4 if rows * d <= 4096 else 8, "num_stages": stages},
         divisible_by_16=("q", "out", "cache.k", "cache.v", "shape.d"),

@@ -159,7 +159,10 @@ def compiled(target: Target, dtype: str, *, b_is_nk: bool, m=8192, n=2560, k=819
     return triton_api.compile_kernel(plain_gemm, record, target)
 
 
-@pytest.fixture(scope="module", params=["float16", "bfloat16", "float32"])
+HALF = pytest.param("float16", marks=pytest.mark.slow)  # compiled as bfloat16 is
+
+
+@pytest.fixture(scope="module", params=[HALF, "bfloat16", "float32"])
 def dtype(request) -> str:
     return request.param
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from contextlib import suppress
+from functools import cache, partial
 
 import pytest
 import torch
@@ -13,14 +15,17 @@ from hypothesis import strategies as st
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
+import weft
 import weft.language as wl
 from weft.base.dtypes import tolerance
 from weft.base.errors import ConfigError
 from weft.base.records import KernelRecord
 from weft.base.target import TARGETS
+from weft.emulator.codegen import compile_ttir
+from weft.emulator.rewriting import Rewrite
 from weft.language import triton_api
 from weft.language.world_arg import WorldArg, language_version
-from weft.tiles import fragments, gemm, gemm_sm90, swizzle, tile_scheduler
+from weft.tiles import fragments, gemm, gemm_sm90, multiply_sm90, swizzle, tile_scheduler
 from weft.tiles.blocking import Blocking
 from weft.verify import compiled
 
@@ -89,31 +94,31 @@ def test_every_tile_is_dealt_out_once(m, n, k, num_programs, head):
         tiles = -(-m // blocking.tile_m) * num_n
         early = min(head * num_n, tiles)
         first_wave = tile_scheduler.first_wave_of(early, num_k, num_programs)
-        dealt = tile_scheduler.deal(m, n, k, blocking, num_programs, early, first_wave)
-        assert dealt.early + dealt.whole + dealt.shared == tiles
+        waves = tile_scheduler.waves_of(m, n, k, blocking, num_programs, early, first_wave)
+        assert waves.early + waves.whole + waves.shared == tiles
         # Shared tiles come last, one for each program at most: their parts run side by side.
-        assert dealt.shared * dealt.parts <= num_programs
-        assert dealt.shared == 0 or dealt.whole % num_programs == 0
-        assert 1 <= dealt.parts <= max(1, dealt.num_k)
+        assert waves.shared * waves.parts <= num_programs
+        assert waves.shared == 0 or waves.whole % num_programs == 0
+        assert 1 <= waves.parts <= max(1, waves.num_k)
 
         done: dict[int, list] = {}
         for program in range(num_programs):
-            units = tile_scheduler.units(program, dealt, num_programs)
+            units = tile_scheduler.units(program, waves, num_programs)
             # Consumers in turns reckon with it: only the first and the last may be shorter.
-            assert all(unit.end - unit.begin == dealt.num_k for unit in units[1:-1])
+            assert all(unit.end - unit.begin == waves.num_k for unit in units[1:-1])
             for unit in units:
                 done.setdefault(unit.tile, []).append(unit)
         assert sorted(done) == list(range(tiles))
         # Part 0's too: of halved tiles it leaves sums like the others.
         places = [unit.place for units in done.values() for unit in units if unit.parts > 1]
         assert len(places) == len(set(places))
-        room = tile_scheduler.partial_words(num_programs, first_wave) // 2
+        room = tile_scheduler.partial_flags(num_programs, first_wave) // 2
         assert all(0 <= place < room for place in places)
         for units in done.values():
             first, *others = sorted(units, key=lambda unit: unit.part)
             ends = [unit.end for unit in (first, *others)]
             assert [unit.begin for unit in (first, *others)] == [0, *ends[:-1]]
-            assert ends[-1] == dealt.num_k and {len(units)} == {unit.parts for unit in units}
+            assert ends[-1] == waves.num_k and {len(units)} == {unit.parts for unit in units}
             for part, unit in enumerate(others, 1):
                 assert unit.place == first.place + part * first.apart
 
@@ -141,7 +146,7 @@ def test_stages_and_blocks_of_each_width(tile_n, stages, block, chunk):
     assert gemm_sm90.most_stages(128, tile_n, 64, TARGETS["cuda:90"]) == stages
     assert gemm_sm90.block_columns(tile_n) == block
     assert gemm_sm90.chunk_columns(tile_n) == chunk
-    wide = gemm_sm90.wide_columns(tile_n)
+    wide = multiply_sm90.wide_columns(tile_n)
     assert wide % block == (tile_n - wide) % block == 0
 
 
@@ -185,22 +190,28 @@ def record_of(blocking, dtype: str, b_is_nk: bool, **more: str) -> KernelRecord:
     )
 
 
+@cache
+def plain_binary(blocking, b_is_nk: bool):
+    """Compiled once for the tests that read it."""
+    record = record_of(blocking, "bf16", b_is_nk)
+    return triton_api.compile_kernel(plain_gemm, record, TARGETS["cuda:90"])
+
+
 def slow(*values):
     return pytest.param(*values, marks=pytest.mark.slow)
 
 
 @pytest.mark.parametrize(("blocking", "b_is_nk"), [
-    (gemm_sm90.WIDE, True), (gemm_sm90.WIDE, False), (gemm_sm90.TURNS, True),
-    (gemm_sm90.MIDDLE, True), slow(gemm_sm90.WIDER, True), slow(gemm_sm90.TURNS, False),
+    (gemm_sm90.WIDE, True), (gemm_sm90.WIDE, False), (gemm_sm90.TURNS, False),
+    slow(gemm_sm90.MIDDLE, True), slow(gemm_sm90.WIDER, True), slow(gemm_sm90.TURNS, True),
     slow(gemm_sm90.WIDER, False), slow(gemm_sm90.MIDDLE, False),
     *(slow(one, b_is_nk) for one in WITH_REST for b_is_nk in (False, True)),
 ])  # fmt: skip
 def test_products_run_on_tensor_cores_and_sums_stay_in_registers(blocking, b_is_nk):
     target = TARGETS["cuda:90"]
-    record = record_of(blocking, "bf16", b_is_nk)
-    binary = triton_api.compile_kernel(plain_gemm, record, target)
+    binary = plain_binary(blocking, b_is_nk)
     ptx = binary.asm["ptx"]
-    wide = gemm_sm90.wide_columns(blocking.tile_n)
+    wide = multiply_sm90.wide_columns(blocking.tile_n)
     found = set(re.findall(r"wgmma.mma_async.sync.aligned.m64n(\d+)k16.f32.bf16.bf16", ptx))
     assert found == {str(columns) for columns in (wide, blocking.tile_n - wide) if columns}
     assert "ld.local" not in ptx and "st.local" not in ptx
@@ -223,9 +234,7 @@ def test_a_tile_is_announced_when_its_stores_are_complete(blocking):
     # Not wait_group.read, after which a chunk may be reused but C may not be told of.
     assert "cp.async.bulk.wait_group 0" in ptx[stored : told.start()]
     assert "ld.local" not in ptx and "st.local" not in ptx
-    left_out = triton_api.compile_kernel(
-        plain_gemm, record_of(blocking, "bf16", False), TARGETS["cuda:90"]
-    )
+    left_out = plain_binary(blocking, b_is_nk=False)
     # Each consumer's, where it leaves its sums of a shared tile.
     assert left_out.asm["ptx"].count("cp.async.bulk.wait_group 0") == 2
 
@@ -255,24 +264,27 @@ def test_a_chunk_is_not_overwritten_that_is_still_stored_from(blocking, waits):
 )  # fmt: skip
 def test_multiplies_as_the_generic_variant(shape, head, blocking, b_is_nk, dtype):
     """`head`: the first rows of tiles are a round of their own, and shared."""
+    assert_multiplies(shape, blocking, b_is_nk, dtype, 132, head, "cuda")
+
+
+def assert_multiplies(shape, blocking, b_is_nk, dtype, programs, head=0, device="cpu", calls=2):
     m, n, k = shape
     torch.manual_seed(0)
-    a = torch.randn(m, k, device="cuda").to(dtype)
-    right = torch.randn(n, k, device="cuda").to(dtype)
+    a = torch.randn(m, k, device=device).to(dtype)
+    right = torch.randn(n, k, device=device).to(dtype)
     if not b_is_nk:
         right = right.t().contiguous()
-    c = torch.empty(m, n, device="cuda", dtype=dtype)
+    c = torch.empty(m, n, device=device, dtype=dtype)
     tile_m, tile_n, tile_k = blocking.tile_m, blocking.tile_n, blocking.tile_k
-    programs = 132
     early = head * -(-n // tile_n)
     first_wave = tile_scheduler.first_wave_of(early, -(-k // tile_k), programs)
     assert (first_wave > 1) == (head > 0)
     shares = (programs, first_wave)
-    partials = torch.empty(tile_scheduler.partial_elements(tile_m, tile_n, *shares), device="cuda")
-    summed = torch.zeros(tile_scheduler.partial_words(*shares), device="cuda", dtype=torch.int64)
+    partials = torch.empty(tile_scheduler.partial_elements(tile_m, tile_n, *shares), device=device)
+    summed = torch.zeros(tile_scheduler.partial_flags(*shares), device=device, dtype=torch.int64)
     chunk = gemm_sm90.chunk_of(tile_m, tile_n)
     results = []
-    for e in (1, 2):
+    for e in range(1, calls + 1):
         c.fill_(float("nan"))
         plain_gemm[(programs,)](
             gemm_sm90.descriptor(a, (tile_m, tile_k)),
@@ -282,10 +294,74 @@ def test_multiplies_as_the_generic_variant(shape, head, blocking, b_is_nk, dtype
             blocking.num_stages, b_is_nk, num_warps=blocking.num_warps,
         )  # fmt: skip
         results.append(c.clone())
-    assert torch.equal(*results)
+    assert torch.equal(results[0], results[-1])
     expected = a.float() @ (right.t() if b_is_nk else right).float()
     error = (results[0].float() - expected).norm() / expected.norm()
     assert error <= tolerance(str(dtype).removeprefix("torch."), k)
+
+
+@pytest.mark.parametrize(("blocking", "shape", "b_is_nk", "programs", "head"), [
+    (gemm_sm90.TURNS, (640, 136, 1032), False, 3, 0),
+    (gemm_sm90.TURNS, (256, 136, 1032), True, 4, 1),
+    (gemm_sm90.WIDE, (200, 136, 1032), True, 2, 0),
+    (gemm_sm90.MIDDLE, (256, 328, 200), True, 3, 0),
+], ids=["turns", "early tiles", "wide", "middle"])  # fmt: skip
+def test_runs_in_the_emulator_without_a_finding(blocking, shape, b_is_nk, programs, head):
+    with weft.emulated(ranks=1, seed=1) as ranks:
+        ranks.run(assert_multiplies, shape, blocking, b_is_nk, torch.bfloat16, programs, head)
+
+
+class Without(Rewrite):
+    """The `number`-th of the lines that hold `mark` is left out, or is weaker."""
+
+    def __init__(self, mark: str, number: int | None) -> None:
+        self.mark, self.number, self.count = mark, number, 0
+
+    def kernel(self, text: str):
+        lines = text.splitlines()
+        marked = [i for i, line in enumerate(lines) if self.mark in line]
+        self.count = len(marked)
+        if self.number is not None:
+            i = marked[self.number]
+            if "dot_wait" in self.mark:
+                pending = re.search(r"pendings = (\d)", lines[i])
+                lines[i] = lines[i].replace(pending[0], f"pendings = {int(pending[1]) + 1}")
+            elif "weft." in lines[i]:
+                lines[i] = re.sub(r'"weft\.\w+:[^"]*"', '"weft.complete_stores"', lines[i])
+            else:
+                del lines[i]
+        return compile_ttir("\n".join(lines))
+
+
+# By what is left out, which of them this product can do without, in the order of the TTGIR.
+SPARED = {
+    "ttng.wait_barrier": [5],  # the producer's at its end, for `done`, which this kernel has not
+    "ttng.arrive_barrier": [],
+    "ttng.barrier_expect": [],
+    "ttng.fence_async_shared": [],
+    "ttng.warp_group_dot_wait": [],
+    "ttng.async_tma_store_wait": [],
+    "weft.wait": [0],  # the first consumer has no part of the shared tile
+    "weft.store": [0],
+}
+
+
+@pytest.mark.parametrize("mark", [one if "fence" in one else slow(one) for one in SPARED])
+def test_what_orders_its_partitions_is_missed_where_it_is_left_out(mark):
+    def found(number):
+        rewrite = Without(mark, number)
+        kinds = set()
+        for seed in (0, 1):
+            with weft.emulated(ranks=1, seed=seed, collect=True, rewrite=rewrite) as ranks:
+                args = ((640, 136, 1032), gemm_sm90.TURNS, False, torch.bfloat16, 3)
+                with suppress(AssertionError):  # a wrong result is for the findings to explain
+                    ranks.run(partial(assert_multiplies, *args, calls=1))
+            kinds |= {finding.kind for finding in ranks.report.findings}
+        return rewrite.count, kinds
+
+    count, kinds = found(None)
+    assert count > 0 and not kinds
+    assert [number for number in range(count) if not found(number)[1]] == SPARED[mark]
 
 
 @pytest.mark.gpu(n=1)

@@ -14,7 +14,7 @@ from weft.tiles import softmax
 def mean_of_parts(scores, values, out, lse, n, part: tl.constexpr):
     """Rows of 4 scores, values [n, 4]; every second part is finished first, and merged."""
     row = tl.arange(0, 4)
-    high, total, mean = softmax.begin(4, 4)
+    state = softmax.begin(4, 4)
     for first in range(0, n, part):
         j = first + tl.arange(0, part)
         there = (j < n)[None, :]
@@ -22,12 +22,11 @@ def mean_of_parts(scores, values, out, lse, n, part: tl.constexpr):
         value = tl.load(values + j[:, None] * 4 + row[None, :], mask=(j < n)[:, None], other=0.0)
         score *= softmax.LOG2_E
         if (first // part) % 2 == 0:
-            high, total, mean = softmax.absorb(high, total, mean, score, value)
+            state = softmax.absorb(state, score, value)
         else:
-            none, nothing, zeros = softmax.begin(4, 4)
-            other, log = softmax.finish(*softmax.absorb(none, nothing, zeros, score, value))
-            high, total, mean = softmax.merge(high, total, mean, other, log)
-    mean, log = softmax.finish(high, total, mean)
+            other, log = softmax.finish(softmax.absorb(softmax.begin(4, 4), score, value))
+            state = softmax.merge(state, other, log)
+    mean, log = softmax.finish(state)
     tl.store(out + row[:, None] * 4 + row[None, :], mean)
     tl.store(lse + row, log)
 

@@ -1,4 +1,4 @@
-"""Orders of tiles are bijections; own tiles come first to gather, and last to scatter."""
+"""Orders of tiles are bijections; own tiles come first to gather."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from weft.tiles import swizzle
 
 GROUPED, ROTATED = swizzle.grouped.fn, swizzle.rotated.fn
-FIRST_TO_GATHER, FIRST_TO_SCATTER = swizzle.first_to_gather.fn, swizzle.first_to_scatter.fn
+FIRST_TO_GATHER = swizzle.first_to_gather.fn
 
 extent = st.integers(1, 17)
 
@@ -71,15 +71,3 @@ def test_gather_takes_own_tiles_first_and_then_the_next_ranks(m, num_n, tile_m, 
     owners = [min((i_m + 1) * tile_m, m) - 1 for i_m in rows]
     hops = [(row // -(-m // num_ranks) - rank) % num_ranks for row in owners]
     assert hops[1:] == sorted(hops[1:]) or hops[-1] == 0
-
-
-@given(m=st.integers(1, 300), tile_m=st.integers(1, 64), num_ranks=st.integers(1, 6),
-       data=st.data())  # fmt: skip
-def test_scatter_takes_own_tiles_last(m, tile_m, num_ranks, data):
-    rank = data.draw(st.integers(0, num_ranks - 1))
-    own_first, own_end = split(m, num_ranks, rank)
-    num_m = -(-m // tile_m)
-    first = FIRST_TO_SCATTER(own_end, tile_m, m)
-    order = [ROTATED(i, num_m, 1, (1, first, 1))[0] for i in range(num_m)]
-    own = [own_first <= i * tile_m and min((i + 1) * tile_m, m) <= own_end for i in order]
-    assert own == sorted(own), "another rank's tile comes after an own one"

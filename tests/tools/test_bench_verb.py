@@ -33,7 +33,6 @@ def test_without_gpus_it_says_so_and_ends_with_2(without_gpus: None, capsys: Any
     [
         ["no_such_op"],
         ["ag_gemm", "--rounds", "3"],
-        ["ag_gemm", "--peers", "/nowhere/at/all"],
         ["ag_gemm", "--preset", "huge"],
         ["all_reduce", "--preset", "llama3-8b-mlp"],
         ["ag_gemm", "--modes", "fast"],

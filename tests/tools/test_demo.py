@@ -8,8 +8,10 @@ from pathlib import Path
 import pytest
 
 from weft.tools import console, demo
+from weft.tools.check import Work
 from weft.tools.main import main
 from weft.tools.programs import find_op
+from weft.tools.subjects import subjects_of_op
 
 
 @pytest.mark.parametrize(
@@ -18,7 +20,8 @@ from weft.tools.programs import find_op
     ids=["wait", "notify"],
 )
 def test_what_is_taken_out_is_missed(primitive: str, kinds: set[str]):
-    report, line = demo.without(find_op(demo.OPERATOR), primitive)
+    work = Work(find_op(demo.OPERATOR), demo.RANKS, demo.SMALL, "float32")
+    report, line = demo.without(subjects_of_op(work), primitive)
     assert f"wl.{primitive}(" in Path(line.file).read_text().splitlines()[line.number - 1]
     assert kinds & {finding.kind for finding in report}, str(report)
 

@@ -3,10 +3,20 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 
-from weft.tools.explain import PARTS
+import weft
+import weft.ops
+from weft.base.hardware import H200X4
+from weft.base.target import TARGETS
+from weft.compiler.buckets import key_of
+from weft.ir import device
+from weft.plan.runner import PlanRunner
+from weft.runtime.choices import EMULATED, HARDWARE, MACHINE, file_name
+from weft.tools import options
+from weft.tools.explain import PARTS, subject_of
 from weft.tools.main import main
 
 LARGE = ["--shape", "m=8192,n=7168,k=4096"]
@@ -73,7 +83,7 @@ def test_the_mapping_names_rows_ranks_and_words(capsys):
     carried = explained(capsys, "gemm_rs", *LARGE)["mapping"]
     words = [word for one in carried for word in one.get("announces", [])]
     assert set(words) == {
-        f"kept_ready[{owner}][{chunk}]" for owner in (0, 2, 3) for chunk in (0, 1)
+        f"staged_ready[{owner}][{chunk}]" for owner in (0, 2, 3) for chunk in (0, 1)
     }
     assert carried[-1]["awaits"][:3] == [f"partials_ready[{peer}][0]" for peer in (2, 3, 0)]
     *others, own = explained(capsys, "gemm_ar", *LARGE)["mapping"]
@@ -123,6 +133,13 @@ def test_a_collective_says_which_transport_and_why(op, capsys):
     assert main(["explain", op]) == 0 and "written by hand" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("op", ["ag_gemm", "gemm_rs", "gemm_ar", "ag_moe", "ag_rms_gemm"])
+def test_sizes_left_out_are_those_of_a_model_whose_plan_is_fused(op, capsys):
+    found = explained(capsys, op)
+    assert found["core"] and found["shape"]["m"] >= 8192
+    assert explained(capsys, op, "--shape", "m=4096")["shape"] == found["shape"] | {"m": 4096}
+
+
 @pytest.mark.parametrize("op", ["flash_decode", "ag_attention", "all_reduce_rms_norm"])
 def test_what_a_call_takes_is_the_cards_first_choice(op, capsys):
     assert explained(capsys, op)["config"]["transport"]
@@ -131,17 +148,13 @@ def test_what_a_call_takes_is_the_cards_first_choice(op, capsys):
 @pytest.mark.parametrize("words", [
     ["--ranks", "1"], ["--target", "hip:gfx942"], ["--target", "emu"], ["--nodes", "2"],
     ["--nodes", "2", "--target", "emu"],
-    ["--on-heap", "a", *LARGE], ["--shape", "m=0"], ["--shape", "m=3,n=40,k=24"],
+    ["--shape", "m=0"], ["--shape", "m=3,n=40,k=24"],
     ["--dtype", "fp32"],
 ], ids=" ".join)  # fmt: skip
 def test_other_calls(words, capsys):
     found = explained(capsys, "ag_gemm", *words)
-    assert found["device"] and found["times"]["end_us"] >= 0
-    if "emu" in words and "--nodes" in words:
-        assert "order=hierarchical_gather" in found["device"]
-        assert "whole.by_node(" in found["launch"][0]
-    if "--on-heap" in words:
-        assert "role=shared" in found["device"] and "ag_gemm_stage" not in found["device"]
+    assert ("device" in found) == (words[-1] != "m=0")  # without rows nothing is launched
+    assert found["mode"] == "eager" and found["config"]["transport"]
 
 
 def test_a_users_program(tmp_path, capsys):
@@ -187,3 +200,111 @@ def test_a_mapping_that_the_device_alone_knows(op, capsys):
     assert 1 < found["times"]["end_us"] < 1000
     assert "mapping(tables, (routing,), cuts=experts)" in found["core"][0]
     assert f"{op}_multiply" in found["launch"][0]
+
+
+CALLED = [
+    ("ag_gemm", {"n": 32, "k": 32}, (1, 7, 64, 200)),
+    ("gemm_rs", {"n": 32, "k": 32}, (2, 64, 130, 256)),
+    ("gemm_ar", {"n": 32, "k": 32}, (1, 16, 64)),
+    ("ag_rms_gemm", {"n": 32, "k": 32}, (9, 64)),
+]
+
+
+@pytest.mark.parametrize("name, shape, rows", CALLED)
+def test_the_plan_is_the_one_that_the_call_runs(
+    ranks, monkeypatch, name: str, shape: dict, rows: tuple
+):
+    """Made by an emulated call, without a configuration, on two ranks."""
+    card, made = weft.ops.card(name), {}
+    make = PlanRunner.__init__
+
+    def noted(self, world, stages, *rest):
+        if world.rank == 0:  # the first is that of eager calls
+            made.setdefault(dict(rest[1])["m"], stages.plan)
+        make(self, world, stages, *rest)
+
+    def main():
+        world = weft.init()
+        for m in rows:
+            problem = card.make_problem(2, {"m": m, **shape}, "float32")
+            card.run(world, problem, card.make_inputs(problem, world.rank))
+        world.close()
+
+    monkeypatch.setattr(PlanRunner, "__init__", noted)
+    ranks(main, 2)
+    monkeypatch.undo()
+    for m in rows:
+        plan = made.get(m)
+        sizes = ",".join(f"{key}={value}" for key, value in {"m": m, **shape}.items())
+        subject = subject_of(options.work_of(name, 2, "1", sizes, "fp32"), "emu", "h200x4")
+        assert subject is not None
+        if plan is None:
+            assert subject.called is None, m
+        else:
+            assert subject.called is not None, m
+            assert device.show(subject.plan, places=False) == device.show(plan, places=False)
+
+
+def test_a_recorded_call_may_run_another_plan(capsys):
+    words = ["explain", "gemm_rs", "--shape", "m=4096,n=4096,k=3584", "--show", "device", "--json"]
+    found = {}
+    for mode in ("eager", "recorded"):
+        assert main([*words, "--mode", mode]) == 0
+        found[mode] = json.loads(capsys.readouterr().out)
+    assert found["eager"]["config"]["transport"] == "ce_push"
+    assert found["recorded"]["config"]["transport"] == "sm_push"
+    assert "copy(" in found["eager"]["device"] and "copy(" not in found["recorded"]["device"]
+    assert main([*words, "--mode", "often"]) == 2
+
+
+def test_it_says_where_a_choice_comes_from(tmp_path, monkeypatch, capsys):
+    """Rules, a prediction, or a file; and how far eager and recorded calls are apart."""
+    words = ("gemm_rs", "--ranks", "2", "--shape", "m=32,n=16,k=32", "--target", "emu")
+    found = explained(capsys, *words, "--show", "choices")
+    assert found["choice"]["from"] == "rules" and "file" not in found["choice"]
+    on_hopper = explained(capsys, "gemm_rs", *LARGE, "--show", "choices")["choice"]
+    assert on_hopper["from"] == "predicted" and on_hopper["us"]["eager"] > 0
+    eager, recorded = on_hopper["us"].values()
+    apart = abs(eager - recorded) / min(eager, recorded)
+    assert (f"{apart:.0%} apart" in on_hopper["text"]) == (apart > 0.02)
+
+    monkeypatch.setenv("WEFT_CHOICES", str(tmp_path))
+    op = weft.ops.card("gemm_rs")
+    problem = op.make_problem(2, {"m": 32, "n": 16, "k": 32}, "bfloat16")
+    config = {**vars(next(iter(op.candidates(problem, TARGETS["emu"])))), "last": 7}
+    record = {"key": key_of(problem), "eager": {"config": config, "us": 100.0},
+              "recorded": {"config": config, "us": 112.0}}  # fmt: skip
+    path = tmp_path / file_name("gemm_rs", EMULATED, 2)
+    path.write_text(json.dumps({"op": "gemm_rs", "choices": [record]}))
+    found = explained(capsys, *words, "--show", "choices")
+    assert found["config"]["last"] == 7 and found["choice"]["file"] == str(path)
+    assert "12% apart" in found["choice"]["text"]
+
+
+def test_predictions_are_for_the_machine_that_was_probed(tmp_path, monkeypatch, capsys):
+    known = explained(capsys, "gemm_rs", *LARGE, "--show", "choices")["choice"]
+    monkeypatch.setenv("WEFT_CHOICES", str(tmp_path))
+    monkeypatch.setattr("weft.runtime.choices.machine_of", lambda target: "NVIDIA H100")
+    slower = vars(replace(H200X4, name="NVIDIA H100x4", push_gbps=H200X4.push_gbps / 4,
+                          program_tflops=H200X4.program_tflops / 2,
+                          library_tflops=H200X4.library_tflops / 2))  # fmt: skip
+    document = {"op": MACHINE, "choices": [{"key": HARDWARE, "fields": slower}]}
+    (tmp_path / file_name(MACHINE, "NVIDIA H100", 4)).write_text(json.dumps(document))
+    found = explained(capsys, "gemm_rs", *LARGE, "--show", "choices")["choice"]
+    assert found["us"]["eager"] > 1.5 * known["us"]["eager"]
+    assert "by what weft machine has read here" in found["text"]
+
+
+def test_an_unfused_choice_is_said_to_call_libraries(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("WEFT_CHOICES", str(tmp_path))
+    shape = {"m": 2, "n": 20, "k": 16, "heads": 2, "kv_heads": 1, "variable": 1}
+    op = weft.ops.card("flash_decode")
+    one = {"config": vars(op.unfused[0]), "us": 9.0}
+    key = key_of(op.make_problem(2, shape, "bfloat16"))
+    record = {"key": key, "eager": one, "recorded": one}
+    path = tmp_path / file_name("flash_decode", EMULATED, 2)
+    path.write_text(json.dumps({"op": "flash_decode", "choices": [record]}))
+    words = ",".join(f"{name}={size}" for name, size in shape.items())
+    call = ["flash_decode", "--ranks", "2", "--shape", words, "--target", "emu"]
+    assert main(["explain", *call]) == 0
+    assert "calls libraries: nothing is fused" in capsys.readouterr().out

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import typing
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -128,7 +129,11 @@ def test_ctrl_c_says_where_a_rank_was(tmp_path: Path):
         "import weft\nworld = weft.init()\nprint('on', flush=True)\nwhile 1:\n    pass\n"
     )
     words = [sys.executable, "-m", "weft", "emulate", str(script), "--ranks", "2"]
-    run = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    run = subprocess.Popen(
+        words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        # Tests that run in a shell's background have it ignored.
+        preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),
+    )  # fmt: skip
     assert run.stdout is not None and run.stdout.readline() == "on\n"
     run.send_signal(signal.SIGINT)
     _, told = run.communicate(timeout=600)
@@ -256,6 +261,7 @@ def test_a_script_that_fails_gives_1(tmp_path: Path, capsys):
     assert other["first"]["line"] == 3 and "not me" in other["message"]
 
 
+@pytest.mark.slow
 def test_compile_lists_binaries_for_all_targets(tmp_path: Path, capsys):
     words = "compile ag_gemm --target cuda:90,cuda:100,hip:gfx942 --json -o".split()
     assert main([*words, str(tmp_path)]) == 0
@@ -315,7 +321,6 @@ def test_without_a_terminal_a_line_now_and_then_says_how_far_it_is(tmp_path, cap
     assert 3 <= len(lines) <= 20
     done = [f"{script}: schedules {count} of 2" for count in (0, 1)]
     assert any(done[0] in line for line in lines) and any(done[1] in line for line in lines)
-    assert any("rank 0's host is at" in line and "slow.py:4" in line for line in lines)
 
 
 def test_what_is_quick_says_nothing(capsys):

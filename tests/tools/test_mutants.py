@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
+
 from weft.base.report import Report
 from weft.base.target import TARGETS
 from weft.compiler.lower import source
@@ -97,6 +99,7 @@ def test_what_to_look_at_is_said_below_each_mutant_that_was_missed():
     assert said[-2] == f"  missed: {of_ir}" and "equivalent-mutant" not in said[-1]
 
 
+@pytest.mark.slow
 def test_an_argument_is_shown_and_a_wrong_one_is_refused(tmp_path, capsys):
     code, values = verified(tmp_path, capsys, NOTED)
     reasons = {one["reason"] for one in values["equivalent"]}

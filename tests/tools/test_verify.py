@@ -7,7 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from weft.base.topology import Topology
+from weft.emulator.observation import Recorder
+from weft.tools.check import Work
 from weft.tools.main import main
+from weft.tools.programs import find_op
+from weft.tools.subjects import ScriptSubject, subject_of, subjects_on_hopper
 
 # Rank 1 looks once: only where the signal comes later does it read what was never written.
 IMPATIENT = """
@@ -134,6 +139,8 @@ def test_of_a_failing_execution_only_what_matters_is_kept(here: Path, capsys):
         ("verify script.py --shape m=3", "--shape m=3: script.py is a script"),
         ("verify script.py --calls again", "--calls again: script.py is a script"),
         ("verify script.py --dtype bf16", "--dtype bf16: script.py is a script"),
+        ("verify script.py --arch 80", "arch=80: the emulator runs what weft runs on 90"),
+        ("verify all_reduce --arch 90", "all_reduce of float32 has no kernels of its own there"),
         ("verify --replay none.json", "cannot read the replay"),
         ("verify --replay broken.json", "is no replay"),
         ("verify --replay other.json", "is no replay of format"),
@@ -154,6 +161,74 @@ def test_every_way_of_calling_is_sampled(here: Path, capsys):
     assert values["executions"] == 20 and values["bound"] == "drawn from seeds"
 
 
+@pytest.mark.parametrize(
+    ("op", "shape", "ways"),
+    [
+        ("ag_gemm", {"m": 140, "n": 80, "k": 72}, ["ce_push", "sm_push"]),
+        ("gemm_rs", {"m": 140, "n": 128, "k": 72}, ["sm_push", "ce_push", "sm_push by TMA"]),
+        pytest.param(
+            "gemm_ar",
+            {"m": 140, "n": 80, "k": 72},
+            ["sm_push", "sm_push by TMA"],
+            marks=pytest.mark.slow,
+        ),  # its tiles leave as those of gemm_rs
+        ("ag_moe", {"m": 20, "n": 72, "k": 64}, ["sm_push", "ce_push"]),
+        ("ag_rms_gemm", {"m": 140, "n": 72, "k": 64}, ["overlapped"]),
+        ("moe_rs", {"m": 20, "n": 72, "k": 64}, []),
+    ],
+)
+def test_of_sixteen_bits_hoppers_kernels_are_verified_too(op, shape, ways):
+    card = find_op(op)
+    work = Work(card, 2, {**card.default_shape, **shape}, "bfloat16", (2,))
+    subjects = subjects_on_hopper(work, num_sms=3)
+    assert [one.variant for one in subjects] == [f"{way} on Hopper" for way in ways]
+    for there in subjects:
+        recorder = Recorder()
+        assert subject_of(there.to_json()).run(seed=1, observers=[recorder]).report.ok
+        assert f"kernel {op}_multiply_sm90" in {event.party.what for event in recorder.events}
+
+
+def test_hoppers_kernels_in_full(here: Path, capsys):
+    """Two ranks, two tiles of each, stages that are used again."""
+    values = values_of("verify ag_gemm --exhaustive --dtype bf16 --arch 90", capsys)
+    assert values["complete"] is True and values["ok"] is True
+    assert values["executions"] < 20 and values["abandoned"] == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("op", ["gemm_rs", "gemm_ar", "ag_moe", "ag_rms_gemm"])
+def test_all_of_hoppers_kernels_in_full(here: Path, capsys, op: str):
+    words = f"verify {op} --exhaustive --dtype bf16 --arch 90 --max-seconds 3600"
+    values = values_of(words, capsys)
+    assert values["complete"] is True and values["ok"] is True
+
+
+# On a machine of Hopper's it runs Gluon.
+MULTIPLIES = """
+import torch
+import weft
+from weft.ops import ag_gemm
+
+world = weft.init()
+a, b = torch.ones(128, 64).bfloat16(), torch.ones(64, 64).bfloat16()
+assert ag_gemm(a, b, world=world).shape == (256, 64)
+world.close()
+"""
+
+
+def test_a_script_on_a_machine_of_hoppers(here: Path, capsys):
+    script = here / "multiplies.py"
+    script.write_text(MULTIPLIES)
+    for arch in (0, 90):
+        subject = ScriptSubject(str(script), [], Topology.of(2), num_sms=3, arch=arch)
+        recorder = Recorder()
+        assert subject_of(subject.to_json()).run(seed=1, observers=[recorder]).report.ok
+        ran = {event.party.what for event in recorder.events}
+        assert ("kernel ag_gemm_multiply_sm90" in ran) == bool(arch)
+    words = "verify multiplies.py --ranks 2 --arch 90 --schedules 1 --num-sms 3"
+    assert values_of(words, capsys)["ok"] is True
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "op", ["ag_gemm", "all_gather", "reduce_scatter", "all_reduce", "all_to_all"]
@@ -170,7 +245,7 @@ def test_three_ranks_in_full(here: Path, capsys):
 
 
 # Their kernels are gone through one by one, with their operators.
-LARGE = ("15_training", "16_megakernel", "17_experts")
+LARGE = ("15_training", "16_megakernel", "17_experts", "18_train_model")
 EXAMPLES = [path for path in sorted(Path(__file__).parents[2].joinpath("examples").glob("[01]*.py"))
             if path.stem not in LARGE]  # fmt: skip
 

@@ -6,7 +6,14 @@ import pytest
 
 import weft
 from weft.tools.programs import find_op
-from weft.tools.words import op_dtype, parse_shape, parse_targets, parse_topology, shape_text
+from weft.tools.words import (
+    find_script,
+    op_dtype,
+    parse_shape,
+    parse_targets,
+    parse_topology,
+    shape_text,
+)
 
 DEFAULT = {"m": 8, "n": 4, "k": 2}
 
@@ -72,3 +79,10 @@ def test_nodes_are_a_number_or_sizes(ranks, nodes, sizes):
 def test_ranks_and_nodes_that_cannot_be(ranks, nodes, said):
     with pytest.raises(weft.UsageError, match=said):
         parse_topology(ranks, nodes)
+
+
+def test_a_script_that_names_a_program_of_a_file_is_told_both_ways(tmp_path):
+    path = tmp_path / "model.py"
+    path.write_text("")
+    with pytest.raises(weft.UsageError, match=f"name all of it, {path}, or .* weft run {path}:mlp"):
+        find_script(f"{path}:mlp")

@@ -1,4 +1,4 @@
-"""A benchmark from outside: rows and their ratios, what hangs, what is saved, points, peers."""
+"""A benchmark from outside: rows and their ratios, what hangs, what is saved, points."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from weft.base.target import TARGETS
 from weft.ops import card, cards
 from weft.tune.bench import Message, Plan
 from weft.tune.figures import Times
-from weft.tune.peers import peers_of
 from weft.tune.presets import Point, points_of
 from weft.tune.processes import RanksStopped
 from weft.tune.results import Results
@@ -131,7 +130,7 @@ def test_ranks_that_do_not_start_are_an_error():
 
 
 # ---------------------------------------------------------------------------------------------
-# What is saved, points, peers
+# What is saved, points
 
 
 def test_points_of_one_name_are_refused():
@@ -232,16 +231,3 @@ def test_collectives_go_from_8_kb_to_128_mb(op: str):
         ranks = 4 if op in ("all_gather", "reduce_scatter") else 1
         assert whole == point.bytes_per_rank * ranks, point.name
         assert point.shape["m"] % 4 == 0, point.name
-
-
-def test_a_peer_is_a_file_in_a_folder(tmp_path: Path):
-    (tmp_path / "rival.py").write_text(
-        "def variants(op):\n    return {'rival': lambda case: None} if op == 'ag_gemm' else {}\n"
-    )
-    assert list(peers_of("ag_gemm", tmp_path)) == ["rival"]
-    assert peers_of("all_reduce", tmp_path) == {} and peers_of("ag_gemm", "") == {}
-    (tmp_path / "other.py").write_text("")
-    with pytest.raises(UsageError, match="variants"):
-        peers_of("ag_gemm", tmp_path)
-    with pytest.raises(UsageError, match="no such folder"):
-        peers_of("ag_gemm", tmp_path / "nowhere")

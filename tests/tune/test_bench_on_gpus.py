@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
+from dataclasses import replace
 from typing import Any
 
 import pytest
+import torch
 
+from weft.base.card import Op
 from weft.tools.main import main
+from weft.tools.programs import find_op
 from weft.tune import supervision
+from weft.tune.variants import Variant
 
 BASELINES = {
     "ag_gemm": {"cublas", "nccl", "cublas_nccl", "torch_async_tp", "weft_alone"},
@@ -19,16 +23,16 @@ BASELINES = {
     "all_to_all": {"nccl"},
 }
 
-HANGING = '''"""Sleeps for half a minute and more."""
-import torch
-from weft.tune.variants import Variant
 
-def variants(op):
-    return {"hangs": hangs}
-
-def hangs(case):
+def hangs(case: Any) -> Variant:
+    """Sleeps for half a minute and more."""
     return Variant("hangs", [lambda: torch.cuda._sleep(1 << 36)] * len(case.sets))
-'''
+
+
+def with_one_that_hangs(name: str) -> Op:
+    """The card of an operator; its name is what the ranks' processes get."""
+    card = find_op(name)
+    return replace(card, baselines={**card.baselines, "hangs": hangs})
 
 
 def document(capsys: Any, *words: str) -> dict[str, Any]:
@@ -51,12 +55,10 @@ def test_every_operator_beside_its_baselines(op: str, capsys: Any):
 
 
 @pytest.mark.gpu(2)
-def test_what_hangs_on_the_device_is_ended(
-    tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
-):
-    (tmp_path / "rival.py").write_text(HANGING)
+def test_what_hangs_on_the_device_is_ended(capsys: Any, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("weft.tools.bench.find_op", with_one_that_hangs)
     monkeypatch.setattr(supervision, "SILENCE_S", 15.0)
-    words = ("all_reduce", "--ranks", "2", "--shape", "m=64,n=64", "--peers", str(tmp_path))
+    words = ("all_reduce", "--ranks", "2", "--shape", "m=64,n=64")
     found = document(capsys, *words)
     assert [(one["variant"], one["error"]) for one in found["failed"]] == [
         ("hangs", "silent for 15 s: it hangs")

@@ -21,7 +21,7 @@ from weft.tune.case import Case, drawn_on
 from weft.tune.processes import RanksStopped, messages_from_gpus, run_on_gpus
 
 WORLD = SimpleNamespace(
-    device=torch.device("cpu"), rank=1, num_ranks=4, target=TARGETS["cuda:90"]
+    device=torch.device("cpu"), rank=1, num_ranks=4, target=TARGETS["cuda:90"], choices={}
 )  # fmt: skip
 
 
@@ -90,7 +90,9 @@ def test_the_configuration_that_is_told_is_the_one_that_is_taken():
     """Of ag_gemm, which takes libraries in a recording: launches cost the host nothing there."""
     op, target = card("ag_gemm"), TARGETS["cuda:90"]
     problem = op.make_problem(2, {"m": 128, "n": 14336, "k": 8192}, "bfloat16")
-    case = SimpleNamespace(card=op, problem=problem, world=SimpleNamespace(target=target), sets=[])
+    case = SimpleNamespace(
+        card=op, problem=problem, world=SimpleNamespace(target=target, choices={}), sets=[]
+    )
     (weft,) = variants.of_weft(case, "weft")
     assert "transport='nccl'" in weft.about_in("graph")
     first = str(next(iter(op.candidates(problem, target))))
@@ -114,9 +116,9 @@ def speak(rank: int, send: Callable[[Any], None], what: str) -> None:
 @pytest.mark.parametrize(
     ("what", "said"),
     [
-        ("end", None),
+        pytest.param("end", None, marks=pytest.mark.slow),
         ("die", r"exit codes by rank \[0, 3\]"),
-        ("hang", "silent"),
+        pytest.param("hang", "silent", marks=pytest.mark.slow),
     ],
 )
 def test_what_ranks_say_is_heard_and_they_are_ended(what: str, said: str | None, monkeypatch):

@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
+import re
+
 import compiled_kernels as kernels
 import pytest
-from compiled_kernels import BULK, CUDA, GPUS, HIP, SAFE, build, check, line_of
+from compiled_kernels import BULK, CUDA, EVERY, NVIDIA, SAFE, build, check, line_of
 
 from weft.base.errors import UsageError
 from weft.base.records import KernelRecord
 from weft.language.triton_api import TRITON_VERSION
-from weft.verify import compiled, store_widths
+from weft.verify import compiled
 from weft.verify.findings import (
     DELETED_ATOMIC,
     EARLY_WAIT,
     HOISTED_LOAD,
     LOST_WAIT,
-    NARROW_STORE,
     NO_BARRIER,
     PURE_WAIT,
     UNFINISHED_STORE,
     UNORDERED_WAIT,
-    WEAK_ORDER,
 )
 
 mended = pytest.mark.skipif(
@@ -42,7 +42,7 @@ def only(report, kind: str):
 # Sound kernels
 
 
-@pytest.mark.parametrize("target", GPUS)
+@pytest.mark.parametrize(*EVERY)
 @pytest.mark.parametrize("bulk_store", [False, True])
 def test_a_sound_persistent_kernel_is_clean(target, bulk_store):
     notify = "" if bulk_store else "barrier"
@@ -50,10 +50,13 @@ def test_a_sound_persistent_kernel_is_clean(target, bulk_store):
         kernels.persistent, target, **{**SAFE, "BULK_STORE": bulk_store, "NOTIFY": notify}
     )
     assert report.ok, str(report)
-    assert set(report.waits.values()) == {1} and len(report.waits) == 3
+    assert (
+        set(report.waits.values()) == {1}
+        and list(report.waits) == ["ttir", "ttgir", "ptx"][: 3 if target in CUDA else 2]
+    )
 
 
-@pytest.mark.parametrize("target", GPUS)
+@pytest.mark.parametrize(*EVERY)
 def test_a_wait_before_a_pipelined_loop_is_clean(target):
     report = check(kernels.pointers, target, HOW="atomic, barrier", IN_LOOP=False)
     assert report.ok, str(report)
@@ -62,7 +65,7 @@ def test_a_wait_before_a_pipelined_loop_is_clean(target):
     ).asm["ttgir"]  # fmt: skip
 
 
-@pytest.mark.parametrize("target", CUDA)
+@pytest.mark.parametrize(*NVIDIA)
 def test_an_asm_wait_before_the_loop_is_fine_on_nvidia(target):
     assert check(kernels.pointers, target, HOW="asm", IN_LOOP=False).ok
 
@@ -100,7 +103,7 @@ def test_sound_odd_shapes_are_clean(kernel, target):
     assert report.waits["ttir"] == expected.get(kernel.__name__, 1)
 
 
-@pytest.mark.parametrize("target", GPUS)
+@pytest.mark.parametrize(*EVERY)
 @pytest.mark.parametrize("bulk", [(False, False), (True, True)], ids=["pointers", "bulk"])
 def test_wefts_primitives_around_a_gemm_are_clean(target, bulk):
     report = check(kernels.fused, target, BULK_LOAD=bulk[0], BULK_STORE=bulk[1])
@@ -109,7 +112,7 @@ def test_wefts_primitives_around_a_gemm_are_clean(target, bulk):
     assert not report.notes
 
 
-@pytest.mark.parametrize("target", GPUS)
+@pytest.mark.parametrize(*EVERY)
 def test_every_other_primitive_is_clean(target):
     report = check(kernels.primitives, target)
     assert report.ok, str(report)
@@ -133,7 +136,7 @@ def test_warp_specialize_on_hopper_drops_the_wait():
     assert report.waits == {"ttir": 1, "ttgir": 0, "ptx": 0}
 
 
-@pytest.mark.parametrize("target", CUDA)
+@pytest.mark.parametrize(*NVIDIA)
 def test_a_pure_asm_wait_is_dropped(target):
     finding = only(check(kernels.pointers, target, HOW="pure asm", IN_LOOP=False), PURE_WAIT)
     assert finding.first.line == line_of("wait before the loop")
@@ -141,7 +144,7 @@ def test_a_pure_asm_wait_is_dropped(target):
 
 
 @mended
-@pytest.mark.parametrize("target", CUDA)
+@pytest.mark.parametrize(*NVIDIA)
 def test_an_atomic_look_whose_result_is_unused_is_deleted(target):
     finding = only(check(kernels.pointers, target, HOW="one look", IN_LOOP=False), DELETED_ATOMIC)
     assert finding.stage == "ptx" and finding.first.line == line_of("wait before the loop")
@@ -157,15 +160,6 @@ def test_an_asm_wait_in_a_pipelined_loop_comes_after_its_loads(target):
     assert len(report.findings) == 2  # a and b
 
 
-@mended
-@pytest.mark.parametrize("target", HIP)
-def test_an_asm_wait_before_the_loop_comes_after_its_loads_on_amd(target):
-    report = check(kernels.pointers, target, HOW="gcn asm", IN_LOOP=False)
-    finding = only(report, HOISTED_LOAD)
-    assert finding.first.line == line_of("load of a")
-    assert finding.second.line == line_of("wait before the loop")
-
-
 @pytest.mark.parametrize("how", ["atomic", "asm"])
 def test_a_flattened_loop_waits_a_round_ahead(how):
     report = check(
@@ -177,16 +171,7 @@ def test_a_flattened_loop_waits_a_round_ahead(how):
     assert "flatten=False" in finding.remedy
 
 
-@mended
-@pytest.mark.parametrize("target", HIP)
-def test_a_volatile_spin_becomes_an_endless_loop_on_amd(target):
-    report = check(kernels.pointers, target, HOW="volatile", IN_LOOP=False)
-    (finding,) = report.of(LOST_WAIT)
-    assert finding.stage == "amdgcn"
-    assert finding.first.line == line_of("wait before the loop")
-
-
-@pytest.mark.parametrize("target", CUDA)
+@pytest.mark.parametrize(*EVERY)
 def test_a_volatile_spin_orders_nothing(target):
     finding = only(check(kernels.pointers, target, HOW="volatile", IN_LOOP=False), UNORDERED_WAIT)
     assert finding.first.line == line_of("wait before the loop")
@@ -202,7 +187,7 @@ def test_a_load_before_a_wait_is_not_one_behind_it():
 
 
 @mended
-@pytest.mark.parametrize("target", GPUS)
+@pytest.mark.parametrize(*NVIDIA)
 def test_a_release_without_a_block_barrier(target):
     finding = only(check(kernels.persistent, target, **{**SAFE, "NOTIFY": "bare"}), NO_BARRIER)
     assert finding.first.line == line_of("bare")
@@ -211,7 +196,7 @@ def test_a_release_without_a_block_barrier(target):
 
 
 @mended
-@pytest.mark.parametrize("target", GPUS)
+@pytest.mark.parametrize(*NVIDIA)
 def test_a_release_whose_address_is_an_argument(target):
     finding = only(check(kernels.shared_word, target), NO_BARRIER)
     assert finding.first.line == line_of("bare release")
@@ -254,59 +239,20 @@ def test_a_release_before_a_bulk_store_is_written(target, notify, mark):
     assert "cp.async.bulk.wait_group 0" in finding.remedy
 
 
-@pytest.mark.parametrize("target", HIP)
-def test_on_amd_a_barrier_by_hand_leaves_a_note(target):
-    report = check(kernels.persistent, target, **SAFE)
-    assert report.ok and f"line {line_of('behind barrier')}" in report.notes[0]
-
-
 # ---------------------------------------------------------------------------------------------
-# Traps: orders and widths
+# Orders
 
 
-@pytest.mark.skipif(TRITON_VERSION >= (3, 7), reason="mended in Triton 3.7")
-@pytest.mark.parametrize("target", HIP)
-def test_cas_ignores_order_and_scope_on_amd(target):
-    finding = only(check(kernels.pointers, target, HOW="cas", IN_LOOP=False), WEAK_ORDER)
-    assert "acquire.sys" in finding.message and "gpu" in finding.message
-    assert finding.first.line == line_of("wait before the loop")
-
-
-@pytest.mark.parametrize("target", CUDA)
+@pytest.mark.parametrize(*NVIDIA)
 def test_cas_is_as_written_on_nvidia(target):
     assert check(kernels.pointers, target, HOW="cas", IN_LOOP=False).ok
 
 
-@pytest.mark.parametrize("target", GPUS)
-@pytest.mark.parametrize("how", ["at", "at a tile", "at, mask"])
-def test_stores_through_at_are_16_bytes_wide(target, how):
-    report = check(kernels.push, target, HOW=how)
-    assert report.ok, str(report)
-    assert list(report.widths.values()) == [16]
-
-
-@pytest.mark.parametrize("target", ["cuda:90", "hip:gfx942"])
-@pytest.mark.parametrize("how", ["no hint", "no hint, mask", "bytes"])
-def test_a_translation_without_hint_falls_to_two_bytes(target, how):
-    finding = only(check(kernels.push, target, HOW=how), NARROW_STORE)
-    assert finding.first.line == line_of(how) and "2 bytes" in finding.message
-
-
-@pytest.mark.parametrize(
-    "how", ["unaligned", "strided", "one element of each row", "behind the first element"]
-)
-def test_stores_that_cannot_be_wide_are_no_finding(how):
-    assert check(kernels.push, "cuda:90", HOW=how).ok
-
-
 def test_the_gemms_store_through_at_is_wide():
-    widths = store_widths(build(kernels.fused, "cuda:90", BULK_LOAD=True, BULK_STORE=False))
-    (width,) = [
-        num_bytes
-        for place, num_bytes in widths.items()
-        if place.endswith(f":{line_of('fused store')}")
-    ]
-    assert width == 16
+    """Triton does not know what divides the distance of two heaps; wl.at says so by a hint."""
+    assembly = build(kernels.fused, "cuda:90", BULK_LOAD=True, BULK_STORE=False).asm["ptx"]
+    stores = re.findall(r"\bst\.global\.(\S+)", assembly)
+    assert "v4.b32" in stores and "b16" not in stores
 
 
 # ---------------------------------------------------------------------------------------------

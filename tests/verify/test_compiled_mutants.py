@@ -6,7 +6,8 @@ import re
 
 import compiled_kernels as kernels
 import pytest
-from compiled_kernels import build, line_of
+from compiled_kernels import BULK, EVERY, NVIDIA, build, line_of
+from effort import slow_but
 
 from weft.language.triton_api import TRITON_VERSION
 from weft.verify import compiled
@@ -47,12 +48,12 @@ def before(text: str, pattern: str) -> tuple[str, str]:
     return text[:at], text[at:]
 
 
-@pytest.mark.parametrize("target", ["cuda:80", "cuda:90", "cuda:100", "hip:gfx942"])
+@pytest.mark.parametrize(*EVERY)
 def test_unchanged_it_is_clean(target):
     assert not kinds(stages(target), target)
 
 
-@pytest.mark.parametrize("target", ["cuda:80", "cuda:90", "cuda:100"])
+@pytest.mark.parametrize(*NVIDIA)
 def test_ptx_without_the_barrier_before_the_release(target):
     texts = stages(target)
     head, tail = before(texts["ptx"], r"@%p\d+ atom\.global\.sys\.release")
@@ -60,7 +61,7 @@ def test_ptx_without_the_barrier_before_the_release(target):
     assert kinds(texts, target) == {NO_BARRIER}
 
 
-@pytest.mark.parametrize("target", ["cuda:90", "cuda:100"])
+@pytest.mark.parametrize(("target",), slow_but([("cuda:90",)], zip(BULK)))
 @pytest.mark.parametrize("weaker", ["", "cp.async.bulk.wait_group.read 0", "wait_group 1"])
 def test_ptx_without_the_completion_of_bulk_stores(target, weaker):
     texts = stages(target, BULK_STORE=True)
@@ -73,7 +74,7 @@ def test_ptx_without_the_completion_of_bulk_stores(target, weaker):
     assert kinds(texts, target) == {UNFINISHED_STORE}
 
 
-@pytest.mark.parametrize("target", ["cuda:80", "cuda:90", "cuda:100"])
+@pytest.mark.parametrize(*NVIDIA)
 def test_ptx_with_less_scope_or_order(target):
     texts = stages(target)
     for pattern, weaker in (
@@ -93,7 +94,7 @@ def test_ptx_whose_spin_does_not_turn():
     assert LOST_WAIT in kinds({**texts, "ptx": ptx}, "cuda:90")
 
 
-@pytest.mark.parametrize("target", ["cuda:80", "cuda:90", "cuda:100"])
+@pytest.mark.parametrize(*NVIDIA)
 def test_ptx_with_a_load_before_the_wait(target):
     """A copy of the first asynchronous load, with its place, at the kernel's beginning."""
     texts = stages(target)
@@ -105,30 +106,6 @@ def test_ptx_with_a_load_before_the_wait(target):
     report = compiled(texts, target)
     (finding,) = report.findings
     assert finding.kind == HOISTED_LOAD and finding.stage == "ptx"
-
-
-@pytest.mark.parametrize("target", ["hip:gfx942", "hip:gfx950"])
-def test_amdgcn_without_barrier_or_write_back(target):
-    texts = stages(target)
-    head, tail = before(texts["amdgcn"], r"global_atomic_add ")
-    for pattern, expected in (
-        (r"^\s*s_barrier", {NO_BARRIER}),
-        (r"buffer_wbl2 sc0 sc1", {UNFINISHED_STORE}),
-    ):
-        amdgcn = without_lines(head, pattern, last=True) + "\n" + tail
-        assert kinds({**texts, "amdgcn": amdgcn}, target) == expected
-    amdgcn = without_lines(head, r"s_waitcnt vmcnt\(0\)", last=True)
-    amdgcn = without_lines(amdgcn, r"s_waitcnt vmcnt\(0\)", last=True) + "\n" + tail
-    assert kinds({**texts, "amdgcn": amdgcn}, target) == {UNFINISHED_STORE}
-
-
-def test_amd_llvm_ir_with_less_scope():
-    texts = stages("hip:gfx942")
-    llir = re.sub(
-        r"(atomicrmw add ptr.*) release,", r'\1 syncscope("agent") release,', texts["llir"]
-    )
-    assert llir != texts["llir"]
-    assert kinds({**texts, "llir": llir}, "hip:gfx942") == {WEAK_ORDER}
 
 
 def test_ttgir_without_the_wait():

@@ -74,12 +74,20 @@ class CompileError(WeftError):
     """A kernel that Triton cannot compile; the place is the user's line."""
 
 
+class NotPreparedError(WeftError):
+    """A kernel that a call would compile, in a world that compiles none: see weft.prepare."""
+
+
 class UnsupportedError(WeftError, NotImplementedError):
     """Something this target, or the emulator, does not do; the message says why."""
 
 
 class ResidencyError(WeftError):
     """A grid whose programs wait for each other and cannot all be resident."""
+
+
+class OutOfResourcesError(WeftError):
+    """A kernel that asks for more memory, registers or warps than a block of threads has."""
 
 
 class TimeoutError(WeftError, TimeoutError):  # the field's word for it

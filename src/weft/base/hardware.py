@@ -1,8 +1,7 @@
 """What a machine can do, in numbers: one record for each that was measured.
 
-The cost model (compiler/cost/) and the emulator's simulated time reckon with them. Read from
-benchmarks, not from data sheets: docs/hardware.md, docs/performance/. What a number was fitted to
-stands beside it.
+The cost model (compiler/cost/) reckons with them. Read from benchmarks, not from data sheets:
+docs/hardware.md, docs/performance/. What a number was fitted to stands beside it.
 """
 
 from __future__ import annotations
@@ -24,14 +23,13 @@ class Hardware:
 
     `program_tflops`: one program's products in wide tiles; `turns_cost`: narrow ones take so much
     longer, `rest_cost`: those of more columns than a power of two, `thin_rest_cost`: of 32 more.
-    `gate_us`: from the call to a copy engine's first copy where it fetches, or carries tiles as
-    they come, `put_gate_us` where it puts rows, which asks for no meeting; `copy_us` and `word_us`
-    start each copy and the word behind it, `token_us` is from a token to the copy that waits for
-    it. `push_us`: a launch before the product; `pusher_gbps`: what one program stores of those that
-    push. `leave_us`, `wide_leave_us`: a program's next product waits so long for a narrow or a wide
-    tile of a product whose tiles go to other ranks; `tma_leave_us`, `wide_tma_leave_us` where they
-    go by TMA.
-    `sums_us`: such a product's first and last tiles.
+    `gate_us`: from the call to a copy engine's first copy where it carries tiles as they come,
+    `put_gate_us` where it carries rows; `copy_us` and `word_us` start each copy and the word behind
+    it, `token_us` is from a token to the copy that waits for it. `push_us`: a launch before the
+    product; `pusher_gbps`: what one program stores of those that push. `leave_us`, `wide_leave_us`:
+    a program's next product waits so long for a narrow or a wide tile of a product whose tiles go
+    to other ranks; `tma_leave_us`, `wide_tma_leave_us` where they go by TMA. `sums_us`: such a
+    product's first and last tiles.
     `combine_gbps`: what one program reads of other ranks' sums in its epilogue; `sums_gbps` and
     `wide_sums_gbps` where engines have carried them, in narrow and in wide tiles.
     `end_us`: the last tile's way out.
@@ -39,10 +37,8 @@ class Hardware:
     `small_*`, `few_*`: few rows, where reading B takes nearly all time; `few_wide_us` above 32.
     `packet_*`: data that carries its flags; `rows_us`: few rows summed by pushes.
     `library_*`: cuBLAS; `gather`, `scatter` by the bytes of a shard and `reduce` by all bytes: the
-    best library. `local_us` is a signal's way on its own rank, `task_us` what a task of the
-    persistent kernel costs beside its tile, `tasks_us` what each more of them adds to all.
-    `launch_us`: a kernel's start on a stream; `copies`: engines of a rank; `sm_gbps`: what one
-    program reads of L2; `tf32_rate`, `fp64_rate`, `fp8_rate`: products beside 16-bit operands.
+    best library, on `library_ranks` ranks. `task_us` is what a task of the persistent kernel costs
+    beside its tile, `tasks_us` what each more of them adds to all.
     """
 
     name: str
@@ -83,26 +79,18 @@ class Hardware:
     cached_bytes: float
     reread_gbps: float
     many_rows: int
-    stage_us: float
-    stage_gbps: float
     far_us: float
     far_gbps: float
     library_tflops: float
     library_gbps: float
     library_us: float
     library_host_us: float
+    library_ranks: int
     gather: Curve
     scatter: Curve
     reduce: Curve
-    local_us: float
     task_us: float
     tasks_us: float
-    launch_us: float
-    copies: int
-    sm_gbps: float
-    fp8_rate: float
-    tf32_rate: float
-    fp64_rate: float
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
@@ -110,11 +98,6 @@ class Hardware:
                 value > 0 or (name.endswith("_us") and value == 0)
             ):
                 raise UsageError(f"hardware {self.name!r}: {name}={value!r} must be positive")
-
-    def sm_flops_per_us(self, operand_bytes: int) -> float:
-        """What one SM does in a microsecond to operands of this width."""
-        rates = {1: self.fp8_rate, 2: 1.0, 4: self.tf32_rate}
-        return self.program_tflops * 1e6 * rates.get(operand_bytes, self.fp64_rate)
 
 
 H200X4 = Hardware(
@@ -143,38 +126,24 @@ H200X4 = Hardware(
     packet_us=5.0, packet_gbps=120.0,
     # The same page: all_reduce of 8 KB by pushes 15.9 us, of which 4 were the graph's.
     rows_us=12.0,
-    # docs/performance/ag_gemm.md: staging 8 to 32 MB took 6 to 15 us.
-    stage_us=3.0, stage_gbps=2700.0,
     # Not measured: one port of 400 Gb/s to other nodes.
     far_us=5.0, far_gbps=50.0,
     library_tflops=740.0, library_gbps=4000.0, library_us=7.0, library_host_us=100.0,
+    library_ranks=4,
     gather=((0, 10.0), (64 * KB, 10.5), (256 * KB, 13.9), (MB, 36.8), (4 * MB, 66.0),
             (16 * MB, 188.0), (64 * MB, 660.0), (128 * MB, 1270.0)),
     scatter=((0, 9.8), (64 * KB, 9.8), (256 * KB, 11.2), (MB, 19.7), (4 * MB, 50.8),
              (16 * MB, 178.0), (64 * MB, 671.0), (128 * MB, 1296.0)),
     reduce=((0, 8.3), (8 * KB, 8.3), (128 * KB, 9.9), (512 * KB, 10.6), (MB, 13.9), (4 * MB, 29.5),
             (16 * MB, 93.0), (64 * MB, 322.0), (128 * MB, 651.0)),
-    # Not measured, and typical: the rates of fp8, tf32 and fp64, what one SM reads of L2 (64 bytes
-    # a clock), a launch behind another; guesses: what tasks of the persistent kernel cost.
-    fp8_rate=2.0, tf32_rate=0.5, fp64_rate=0.068, sm_gbps=100.0, launch_us=2.0, copies=3,
-    local_us=0.5, task_us=1.0, tasks_us=0.02,
+    # Not measured: guesses of what tasks of the persistent kernel cost.
+    task_us=1.0, tasks_us=0.02,
 )  # fmt: skip
 
-HARDWARE = {one.name: one for one in (H200X4,)}
 # What was measured, by the name of a target; emulated ranks stand in for them.
 MEASURED = {"cuda:90": H200X4, "emu": H200X4}
 
 
-def find_hardware(name: str) -> Hardware:
-    """The record called `name`.
-
-    Raises  UsageError: there is none
-    """
-    if name not in HARDWARE:
-        raise UsageError(f"no hardware is called {name!r}; there are {', '.join(HARDWARE)}")
-    return HARDWARE[name]
-
-
 def hardware_of(target: Target) -> Hardware | None:
     """The machine to reckon with there; None where none was measured."""
-    return MEASURED.get(target.name)
+    return target.machine or MEASURED.get(target.name)

@@ -9,6 +9,7 @@ of operators above what runs it: both are found here.
 
 from __future__ import annotations
 
+from functools import cache
 from importlib import import_module
 from types import ModuleType
 
@@ -20,6 +21,7 @@ def provide(**modules: str) -> None:
     _MODULES.update(modules)
 
 
+@cache
 def provider(word: str) -> ModuleType:
     """The module that answers to `word`."""
     return import_module(_MODULES[word])

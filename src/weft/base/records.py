@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from dataclasses import dataclass, field
 from typing import Any
 
 # Of the plan that `weft compile -o` writes: it changes when what a loader must know does.
-PLAN_FORMAT = 3
+PLAN_FORMAT = 4
 
 
 @dataclass(frozen=True)
@@ -77,3 +79,8 @@ def plain(value: Any) -> Any:
     if isinstance(value, (tuple, list)):
         return [plain(one) for one in value]
     return value if value is None or isinstance(value, (bool, int, float, str)) else _written(value)
+
+
+def plan_digest(kernels: Any) -> str:
+    """By which a loader sees that what a plan says of its kernels is as it was written."""
+    return hashlib.sha256(json.dumps(kernels, sort_keys=True, default=str).encode()).hexdigest()

@@ -256,8 +256,8 @@ class Report:
         rest = [one for one in self.findings if one not in causes]
         parts = [head + ", ".join(counts), *map(self._text_of, causes)]
         if rest:
-            told = "".join(f"\n  {one.briefly()}" for one in rest)
-            parts.append(f"after that, and maybe because of it:{told}")
+            message = "".join(f"\n  {one.briefly()}" for one in rest)
+            parts.append(f"after that, and maybe because of it:{message}")
         return "\n\n".join(parts)
 
 

@@ -1,7 +1,7 @@
 """A schedule in time as plain records: what each rank's engines do when, and what waits for what.
 
-The emulator's clock gives them after a run, the compiler's cost model of a plan before one; what
-draws them (`weft timeline`) or writes them down (`weft trace`) need not know which.
+The compiler's cost model gives them of a plan, the trace of its tiles of a run on GPUs; what draws
+them (`weft timeline`) or writes them down (`weft trace`) need not know which.
 """
 
 from __future__ import annotations
@@ -14,22 +14,13 @@ from typing import Any, NamedTuple
 # Lanes: what a rank's SMs move over links; a kernel's programs together, where a plan is predicted.
 LINKS, PROGRAMS = "transfers of SMs", "programs"
 
-# What a span is. "program" holds its own waits and work; the others hold nothing.
-KINDS = {
-    "kernel": "a launch, from its first program to its last",
-    "program": "a program of a kernel, on one SM",
-    "work": "a program loads, multiplies and stores; a tile, where they are known",
-    "wait": "nothing: a signal, an event or a barrier is not there yet",
-    "copy": "a copy engine moves bytes",
-    "signal": "a copy engine writes a signal word, behind its data",
-    "transfer": "programs move bytes over a link",
-    "torch": "an operation of a library",
-}
-
 
 class Span(NamedTuple):
-    """Something that one rank did, in microseconds from the start. `kind` is of KINDS.
+    """Something that one rank did, in microseconds from the start.
 
+    Kinds   kernel: a launch, from its first program to its last; work: a program loads, multiplies
+            and stores; wait; copy: of a copy engine; signal: its word behind the data; transfer:
+            programs move bytes over a link; torch: an operation of a library
     Lanes   "stream NAME", "copy engine N", "torch", "transfers of SMs", "sm N"
     Ranks   about: the rank whose data it is, -1 where that is nobody's
     """

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 from weft.base.errors import UsageError
 
@@ -10,6 +11,8 @@ from weft.base.errors import UsageError
 @dataclass(frozen=True)
 class Target:
     """A backend and an architecture, e.g. `cuda:90`, `hip:gfx942`, `emu`.
+
+    `machine`: the Hardware that was probed where it runs; None: what is known of the target.
 
     Units   shared_bytes: what one program may use; num_sms: SMs, CUs, or emulated ones
     """
@@ -20,6 +23,7 @@ class Target:
     num_sms: int = 132
     shared_bytes: int = 232448
     has_tma: bool = False
+    machine: Any = field(default=None, repr=False)
 
     @property
     def name(self) -> str:

@@ -35,13 +35,13 @@ def _foreign(file: str) -> bool:
     return known
 
 
-def user_place(depth: int = 1) -> Place:
+def user_place() -> Place:
     """The call chain from the user's innermost frame down into weft.
 
     Frames of Python's and installed packages are left out. Where everything is weft's own code
     (an operator that is run by weft's tools), the chain begins at its outermost frame.
     """
-    return place_of(sys._getframe(depth))
+    return place_of(sys._getframe(1))
 
 
 def place_of(frame: FrameType | None) -> Place:

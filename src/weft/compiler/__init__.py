@@ -21,26 +21,33 @@ from weft.compiler.frontend import (
     all_reduce,
     attention,
     decode_attention,
+    embedding,
     ep_combine,
     ep_dispatch,
     gather_rows,
+    gelu,
+    gelu_mul,
     grouped_matmul,
     kv_append,
+    matmul_tn,
     moe_route,
     program,
     reduce_scatter,
     rms_norm,
     rope,
+    rope_by_table,
     scatter_rows,
     silu,
     silu_mul,
+    split,
 )
-from weft.ir.tensor import ByExpert, Halves, Partial, Replicate, Shard, Times
+from weft.ir.tensor import ByExpert, Halves, Partial, Pieces, Replicate, Shard, Times
 from weft.ir.tensor import Type as Tensor
 
 __all__ = [
-    "ByExpert", "Compiled", "Facts", "Halves", "Partial", "Replicate", "Settings", "Shard",
-    "Tensor", "Times", "all_gather", "all_reduce", "attention", "decode_attention", "ep_combine",
-    "ep_dispatch", "gather_rows", "grouped_matmul", "kv_append", "moe_route", "program",
-    "reduce_scatter", "rms_norm", "rope", "scatter_rows", "silu", "silu_mul",
+    "ByExpert", "Compiled", "Facts", "Halves", "Partial", "Pieces", "Replicate", "Settings",
+    "Shard", "Tensor", "Times", "all_gather", "all_reduce", "attention", "decode_attention",
+    "embedding", "ep_combine", "ep_dispatch", "gather_rows", "gelu", "gelu_mul", "grouped_matmul",
+    "kv_append", "matmul_tn", "moe_route", "program", "reduce_scatter", "rms_norm", "rope",
+    "rope_by_table", "scatter_rows", "silu", "silu_mul", "split",
 ]  # fmt: skip

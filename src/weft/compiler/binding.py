@@ -8,8 +8,9 @@ from typing import Any
 from weft.base.errors import DtypeError, ShapeError, UsageError
 from weft.base.parts import full_part
 from weft.compiler.passes.tile import bounds_of
-from weft.ir.task import Program, Shard, Task
-from weft.ir.tensor import Halves, is_split
+from weft.ir.shapes import DTYPES_OF, GATED
+from weft.ir.task import Program, Task
+from weft.ir.tensor import Halves, Pieces, Shard, is_split
 
 
 def bind(
@@ -54,7 +55,7 @@ def _check(
         bound = ", ".join(f"{name}={size}" for name, size in sizes.items())
         where = f"rank {rank} of {num_ranks} passes {task.name} of shape {tuple(tensor.shape)}"
         remedy = "; pass the size by name where shards differ" if isinstance(
-            kind.placement, Shard | Halves) else ""  # fmt: skip
+            kind.placement, Shard | Halves | Pieces) else ""  # fmt: skip
         raise ShapeError(
             f"{program.name}: {where}, but of {kind.as_text()} with {bound or 'these sizes'} it "
             f"holds {wanted}{remedy}",
@@ -63,11 +64,19 @@ def _check(
 
 
 def check_pairs(program: Program, sizes: Mapping[str, int], num_ranks: int) -> None:
-    """Gate and value must be on one rank, and so must a head's columns."""
+    """Gate and value must be on one rank, a head's columns too; parts of a piece must be alike."""
     for task in program.tasks:
+        where = _type(task).placement
+        if isinstance(where, Pieces) and any(size % num_ranks for size in where.sizes):
+            pieces = ", ".join(map(str, where.sizes))
+            raise ShapeError(
+                f"{program.name}: {task.name} lies in pieces of {pieces}, of which {num_ranks} "
+                "ranks cannot have equal parts; take a number of ranks that divides each of them",
+                place=task.place,
+            )
         if task.head is not None:
             _check_heads(program, task, num_ranks)
-        if task.kind not in ("silu_mul", "silu_mul_halves"):
+        if task.kind.removesuffix("_halves") not in GATED:
             continue
         source = _type(program.task(task.operands[0]))
         columns = source.sizes[1]
@@ -75,7 +84,7 @@ def check_pairs(program: Program, sizes: Mapping[str, int], num_ranks: int) -> N
         each = full_part(columns, num_ranks)
         if is_split(source.placement, 1) and num_ranks > 1 and each % 2:
             raise ShapeError(
-                f"{program.name}: silu_mul takes pairs of columns, but of {columns} on "
+                f"{program.name}: {task.kind} takes pairs of columns, but of {columns} on "
                 f"{num_ranks} ranks each has {each}; take a width of which each has an even number",
                 place=task.place,
             )
@@ -83,10 +92,14 @@ def check_pairs(program: Program, sizes: Mapping[str, int], num_ranks: int) -> N
 
 def _check_heads(program: Program, task: Task, num_ranks: int) -> None:
     assert task.head is not None
-    for name in task.operands:
+    for i, name in enumerate(task.operands):
         kind = _type(program.task(name))
         columns = kind.sizes[1]
-        if kind.placement == Shard(1) and isinstance(columns, int):
+        if (
+            i not in DTYPES_OF.get(task.kind, {})
+            and kind.placement == Shard(1)
+            and isinstance(columns, int)
+        ):
             if (each := full_part(columns, num_ranks)) % task.head:
                 raise ShapeError(
                     f"{program.name}: {task.kind} takes heads of {task.head} columns, but of "

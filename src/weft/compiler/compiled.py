@@ -10,33 +10,28 @@ from typing import Any, Protocol
 from weakref import WeakKeyDictionary
 
 from weft.base.errors import UsageError
-from weft.base.parts import full_part
 from weft.base.providers import provider
-from weft.compiler import dtensors, pipeline
+from weft.compiler import dtensors, leading, pipeline
 from weft.compiler.binding import bind
 from weft.compiler.facts import Facts, Settings
-from weft.compiler.lower.supported import refusal
-from weft.compiler.passes import map as mapping
-from weft.compiler.passes.swizzle import name_of
-from weft.compiler.passes.tile import number, tile
-from weft.ir import device, task
-from weft.ir.device import Channel, Launch, Plan
-from weft.ir.task import Program, is_carried
+from weft.compiler.lower.kernels import refusal
+from weft.compiler.passes.tile import tile
+from weft.ir import task_rules
+from weft.ir.device import Launch, Plan
+from weft.ir.task import Program, is_staged
 
 LOWERINGS = ("overlapped", "unfused", "persistent")
-# In place, tiles read rows of one rank alone: parts are whole tiles.
-TILE_ROWS = 128
-
-
 # Shapes that a rank remembers calls of.
 MOST_CALLS = 256
 
 
 @dataclass(frozen=True)
 class Call:
-    """Of calls with tensors of the same shapes: the sizes by name, and what overlaps, if so."""
+    """Of calls with tensors of the same shapes: the sizes by name, how they are run, and what
+    overlaps, if so."""
 
     sizes: dict[str, int]
+    lowering: str | Persistent
     stages: pipeline.Stages | None
 
 
@@ -59,19 +54,18 @@ class Compiled:
 
     def __init__(
         self, program: Program, settings: Settings | None = None,
-        lowering: str | Persistent = LOWERINGS[0],
+        lowering: str | Persistent | None = None,
     ) -> None:  # fmt: skip
         self.stages = pipeline.compile_program(program)
-        self.lowering = self._known(lowering)
+        self.lowering = self._known(lowering or LOWERINGS[0])
+        # Has nobody said how it is run? What was measured says it then.
+        self.is_free = lowering is None and settings is None
         self._inputs = [one.name for one in program.tasks if one.kind == "input"]
-        # Those whose place on the heap matters.
-        first = [one.operands[0] for one in program.tasks if one.kind == "all_gather"]
-        self._gathered = [i for i, name in enumerate(self._inputs) if name in first]
+        self._rows = leading.rows_of(program)
         self._settle(settings or Settings())
 
     def _settle(self, settings: Settings) -> None:
         self.settings = settings
-        self._orders = {name_of(order): order for order in settings.orders.values()}
         self._overlapped: dict[tuple, pipeline.Stages] = {}
         self._tiled: list[Program] = []
         self._calls: WeakKeyDictionary[Any, dict[tuple, Call]] = WeakKeyDictionary()
@@ -100,6 +94,7 @@ class Compiled:
         Raises  UsageError: no such lowering
         """
         other = copy.copy(self)
+        other.is_free = self.is_free and lowering is None and settings is None
         if lowering is not None:
             other.lowering = self._known(lowering)
         if settings is not None:
@@ -114,9 +109,10 @@ class Compiled:
 
         `named` are parameters of the function, and sizes. How it is run: see `options`.
 
-        Shapes  each tensor is what its placement leaves to this rank; a size that the declaration
-                names may be given by that name, and must be where shards differ. Strides: see
-                `layouts`
+        Shapes  each tensor is what its placement leaves to this rank; activations may have more
+                dimensions before the last, which are rows and come back with results; a size that
+                the declaration names may be given by that name, and must be where shards differ.
+                Strides: see `layouts`
         Sync    stream-ordered on the current stream
         Raises  ShapeError, DtypeError, UsageError: with the values and the declaration's line
 
@@ -125,6 +121,9 @@ class Compiled:
         tensors, sizes = self._in_order(tensors, named) if named else (tensors, named)
         if any(map(dtensors.is_dtensor, tensors)):
             tensors, sizes = self._local_parts(tensors, sizes, world)
+        dims: leading.Leading = {}
+        if any(tensors[i].dim() > 2 for i in self._rows if i < len(tensors)):
+            tensors, dims = leading.flattened(self.stages.program, tensors, self._rows)
         call = self._call_of(tensors, sizes, world)
         given = dict(zip(self._inputs, tensors))
 
@@ -135,10 +134,12 @@ class Compiled:
             if any(one.requires_grad for one in tensors) and _may_differentiate():
                 results = provider("executor").run_differentiated(
                     self.stages.tasks["place"], self.plan, given, call.sizes, world=world,
-                    otherwise=None if self.lowering == "unfused" else run,
+                    otherwise=None if call.lowering == "unfused" else run,
                 )  # fmt: skip
             else:
                 results = run()
+        if dims:
+            results = leading.restored(self.stages.program, results, dims)
         return results if len(results) != 1 else results[0]
 
     def _local_parts(
@@ -157,13 +158,11 @@ class Compiled:
 
     def _run(self, call: Call, given: Mapping[str, Any], world: Any) -> tuple[Any, ...]:
         if call.stages is not None:
-            return provider("executor").run_plan(
-                call.stages, given, call.sizes, world=world, orders=self._orders
-            )
-        if self.lowering == "unfused":
+            return provider("executor").run_plan(call.stages, given, call.sizes, world=world)
+        if call.lowering == "unfused":
             return provider("executor").run_calls(self.plan, given, call.sizes, world=world)
-        run_in_one: Any = self.lowering
-        if self.lowering == "persistent":
+        run_in_one: Any = call.lowering
+        if call.lowering == "persistent":
             run_in_one = provider("persistent")
         settled = tuple(self.settings.tiles)
         return run_in_one.run_persistent(
@@ -175,30 +174,26 @@ class Compiled:
         """Every task in tiles: those of the settings, or as the pass `tile` cuts them."""
         if not self._tiled:
             cut = tile(self.stages.tasks["place"], self.settings.tiles)
-            self._tiled.append(task.require(cut))
+            self._tiled.append(task_rules.require(cut))
         return self._tiled[0]
 
     def _call_of(self, tensors: tuple, sizes: dict[str, int], world: Any) -> Call:
         """What calls with tensors like these share on this rank: found once, kept."""
-        is_overlapped = self.lowering == "overlapped"
-        # Where a tensor lies on the heap is the same on all ranks, or their calls differ by name.
-        # Peers read rows there that lie one behind the other.
-        on_heap = tuple(
-            i for i in self._gathered if i < len(tensors) and tensors[i].is_contiguous()
-            and world.offset(tensors[i]) is not None
-        ) if is_overlapped else ()  # fmt: skip
+        is_deterministic = _is_deterministic()
         shapes = tuple((one.shape, one.dtype) for one in tensors)
-        key = (is_overlapped, shapes, tuple(sizes.items()), on_heap)
+        choices = self.is_free and id(world.choices)
+        key = (self.lowering, shapes, tuple(sizes.items()), is_deterministic, choices)
         calls = self._calls.setdefault(world, {})
         if key not in calls:
             bound = self._bound(tensors, sizes, world)
-            stages = None
-            if is_overlapped:
-                in_place = frozenset(self._inputs[i] for i in on_heap)
-                stages = self.overlapped(_facts(bound, in_place, world))
+            facts, lowering = _facts(bound, world), self.lowering
+            if self.is_free and not is_deterministic:
+                found = provider("choices").lowering_of(world, self.stages.program, facts)
+                lowering = found or lowering
+            stages = self.overlapped(facts) if lowering == "overlapped" else None
             if len(calls) >= MOST_CALLS:
                 calls.clear()
-            calls[key] = Call(bound, stages)
+            calls[key] = Call(bound, lowering, stages)
         return calls[key]
 
     def _in_order(self, tensors: tuple, named: dict[str, Any]) -> tuple[tuple, dict[str, int]]:
@@ -248,13 +243,11 @@ class Compiled:
                 engine that is asked for, and no kernel is generated with it
         """
         placed = self.stages.tasks["place"]
-        if not _lie_evenly(placed, facts):
-            facts = replace(facts, on_heap=frozenset())
         key = facts.key()
         if key not in self._overlapped:
             representative = facts.representative()
             stages = _that_runs(placed, representative, self.settings)
-            carried = [one.name for one in stages.program.tasks if is_carried(one)]
+            carried = [one.name for one in stages.program.tasks if is_staged(one)]
             # What is asked for is had, or refused where it cannot be.
             if carried and not {*carried} & {*self.settings.engines}:
                 chunks = {n: count for n, count in self.settings.chunks.items() if n not in carried}
@@ -265,40 +258,17 @@ class Compiled:
             self._overlapped[key] = stages
         return self._overlapped[key]
 
-    def check(self, num_ranks: int, routed: Mapping[str, Any] | None = None, **sizes: int) -> None:
-        """Show that every mapping fits at these sizes, of libraries' collectives and of kernels'.
-
-        Of what a router decides, for tables by the name of their task: `routed` are moe_route's.
-
-        Raises  ConfigError: with the tiles
-        """
-        routed = routed or {}
-        channels = list(self.stages.channels)
-        if all(sizes.get(name) for name in sizes):
-            channels += self.overlapped(Facts(sizes, num_ranks)).plan.of(Channel)
-        for channel in channels:
-            mapping.check(channel, sizes, num_ranks)
-            if channel.table in routed:
-                tables = routed[channel.table].tables
-                tiles = tables.tiles.t()[: int(tables.num_tiles)].tolist()
-                each = full_part(tables.slot_of.shape[0], num_ranks)
-                ranks_of = (tables.token_of // max(each, 1)).tolist()
-                mapping.check_tables(channel, tiles, ranks_of, num_ranks)
-
-    def texts(self) -> dict[str, str]:
-        """The IR after each step, as text."""
-        found = {
-            name: task.show(program, places=False) for name, program in self.stages.tasks.items()
-        }
-        found["map"] = device.text.show(self.stages.channels, places=False)
-        found["unfused"] = device.show(self.plan, places=False)
-        return found
-
 
 def _may_differentiate() -> bool:
     import torch
 
     return torch.is_grad_enabled()
+
+
+def _is_deterministic() -> bool:
+    import torch
+
+    return torch.are_deterministic_algorithms_enabled()
 
 
 def _without_autocast() -> Any:
@@ -308,19 +278,11 @@ def _without_autocast() -> Any:
     return torch._C._DisableAutocast()
 
 
-def _facts(bound: Mapping[str, int], on_heap: frozenset[str], world: Any) -> Facts:
+def _facts(bound: Mapping[str, int], world: Any) -> Facts:
     counts = Counter(world.backend.seats.nodes)
     nodes = tuple(counts[node] for node in sorted(counts)) if len(counts) > 1 else ()
-    return Facts(bound, world.num_ranks, world.target, nodes, on_heap)
-
-
-def _lie_evenly(program: Program, facts: Facts) -> bool:
-    """Are all ranks' rows of what is gathered whole tiles, so that none straddles two ranks?"""
-    for one in program.tasks:
-        if one.kind == "all_gather" and one.type is not None and one.dim == 0:
-            if number(one.type.sizes[0], facts.sizes) % (facts.num_ranks * TILE_ROWS):
-                return False
-    return True
+    target = replace(world.target, machine=None) if _is_deterministic() else world.target
+    return Facts(bound, world.num_ranks, target, nodes)
 
 
 def _that_runs(program: Program, facts: Facts, settings: Settings) -> pipeline.Stages:
@@ -342,6 +304,7 @@ def _hidden_by(program: Program, launch: Launch) -> str:
     for one in program.of_kernel(launch.kernel):
         if one.kind in ("reduce_scatter", "all_reduce"):
             return one.name
-        if one.kind in ("matmul", "gather_rows") and program.task(one.operands[0]).engine:
-            return one.operands[0]
+        for source in map(program.task, one.operands):
+            if source.kind == "all_gather" and source.engine:
+                return source.name
     raise AssertionError(f"{launch.kernel} hides no collective")

@@ -11,7 +11,7 @@ not learn how many they are, but where the library has no grouped product for th
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -95,50 +95,110 @@ def route(logits: torch.Tensor, top_k: int) -> Routing:
     return Routing(Tables(chosen, shares, *of_slots, None, None, None), 0)
 
 
+class Scoring(NamedTuple):
+    """How a router rates experts, and weighs those that it chooses.
+
+    scores = softmax(logits), or each one's sigmoid; chosen by score, and by a bias that is added
+    for the choice alone; weights = scale * scores of the chosen, over their sum if `renormalise`.
+    With `groups` of neighbouring experts only `top_groups` of them may be chosen from: those whose
+    `group_best` best experts' ratings have the largest sum.
+
+    Source  DeepSeek-V2 (2405.04434): softmax, groups by their best; DeepSeek-V3 (2412.19437):
+            sigmoid, bias, groups by their best two
+    """
+
+    score: str = "softmax"
+    renormalise: bool = True
+    groups: int = 1
+    top_groups: int = 1
+    group_best: int = 2
+    scale: float = 1.0
+
+
+def choose(
+    logits: torch.Tensor, top_k: int, scoring: Scoring, bias: torch.Tensor | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Each token's top_k experts, and their weights in fp32; what is no number comes last."""
+    value = logits.float().nan_to_num(-torch.inf, torch.inf)
+    scores = value.sigmoid() if scoring.score == "sigmoid" else value.softmax(1)
+    # By logits where scores are in their order: of softmax many are 0.
+    rating = value if bias is None and scoring.groups == 1 else scores
+    rating = rating if bias is None else rating + bias
+    if scoring.groups > 1:
+        of_groups = rating.unflatten(1, (scoring.groups, -1))
+        of_group = _largest(of_groups, scoring.group_best).sum(2)
+        taken = _order(of_group)[:, : scoring.top_groups]
+        is_taken = torch.zeros_like(of_group, dtype=torch.bool).scatter(1, taken, True)
+        rating = of_groups.masked_fill(~is_taken[..., None], -torch.inf).flatten(1)
+    chosen = _order(rating)[:, :top_k]
+    share = scores.gather(1, chosen)
+    if scoring.renormalise:
+        share = share / share.sum(1, keepdim=True)
+    return chosen, scoring.scale * share
+
+
+def _order(rating: torch.Tensor) -> torch.Tensor:
+    """The largest first; of equal ones the lowest number."""
+    return rating.sort(dim=1, descending=True, stable=True).indices
+
+
+def _largest(values: torch.Tensor, count: int) -> torch.Tensor:
+    return values.topk(min(count, values.shape[2]), dim=2).values
+
+
 def tables(problem: Any, rank: int, ids: torch.Tensor, weights: torch.Tensor) -> Tables:
-    """One rank's tables for the experts and weights [num_tokens, top_k] of all tokens, on the CPU:
-    of the experts that are its own, from problem.first_expert(rank) on."""
-    first, own = problem.first_expert(rank), problem.own_experts
+    """One rank's tables for the experts and weights [num_tokens, top_k] of all tokens, where these
+    lie: of the experts that are its own, from problem.first_expert(rank) on."""
+    first, own, capacity = problem.first_expert(rank), problem.own_experts, problem.capacity
     is_own = (ids >= first) & (ids < first + own)
-    key = torch.where(is_own, ids - first, own).flatten()
-    order = key.sort(stable=True).indices[: int(is_own.sum())]
-    slot_of = torch.full((ids.numel(),), -1)
-    slot_of[order] = torch.arange(len(order))
-    token_of = torch.full((problem.capacity,), -1)
-    token_of[: len(order)] = order // problem.top_k
-    weight_of = torch.zeros(problem.capacity)
-    weight_of[: len(order)] = weights.flatten()[order]
-    parts = [key.view(ids.shape)[slice(*problem.shard(one))] for one in range(problem.num_ranks)]
-    counts = torch.stack([one.flatten().bincount(minlength=own + 1)[:own] for one in parts])
-    cut = cut_tiles(problem, rank, counts.sum(0).tolist(), token_of)
+    key = torch.where(is_own, ids - first, own)
+    order = key.flatten().sort(stable=True).indices
+    place = torch.arange(len(order), device=ids.device)
+    is_slot = place < is_own.sum()
+    slot_of = torch.empty_like(place).scatter_(0, order, place.where(is_slot, -1))
+    room = max(capacity - len(order), 0)
+    pad = torch.nn.functional.pad
+    token_of = pad((order // problem.top_k).where(is_slot, -1), (0, room), value=-1)[:capacity]
+    weight_of = pad(weights.flatten().index_select(0, order).where(is_slot, 0), (0, room))[
+        :capacity
+    ]
+    columns = (key[..., None] == torch.arange(own, device=ids.device)).sum(1)
+    counts = torch.stack(
+        [columns[slice(*problem.shard(one))].sum(0) for one in range(problem.num_ranks)]
+    )
     mine = slice(*problem.shard(rank))
+    cut = cut_tiles(problem, rank, counts.sum(0), token_of)
     whole = (token_of, weight_of, slot_of.view(ids.shape), counts, *cut)
     found = Tables(ids[mine], weights[mine], *whole)
     return Tables(*[one.to(dtype_of(name)) for name, one in found._asdict().items()])
 
 
-def cut_tiles(problem: Any, rank: int, counts: Sequence[int], token_of: Any) -> list[torch.Tensor]:
-    """tiles, turns and num_tiles of one rank, whose experts have so many slots each, on the CPU."""
-    made = _tiles_of(problem, counts, token_of)
-    late = [max((rank - s) % problem.num_ranks for s in range(lo, hi + 1)) for *_, lo, hi in made]
-    turns = sorted(range(len(made)), key=late.__getitem__)
-    spare = problem.max_tiles - len(made)
-    table = torch.tensor([*made, *[(0,) * 5] * spare]).reshape(-1, 5).t().contiguous()
-    turns = torch.tensor([*turns, *range(len(made), problem.max_tiles)])
-    return [table, turns, torch.tensor([len(made)])]
-
-
-def _tiles_of(problem: Any, counts: Sequence[int], token_of: Any) -> list[tuple[int, ...]]:
-    """(expert, first, end, lo, hi) of every tile."""
-    # At once: on a GPU each number that is asked for alone is waited for.
-    sources = (token_of // problem.rows).tolist() if problem.rows else []
-    found, begin = [], 0
-    for expert, size in enumerate(counts):
-        for first in range(begin, begin + size, problem.tile_m):
-            end = min(first + problem.tile_m, begin + size)
-            found.append((expert, first, end, sources[first], sources[end - 1]))
-        begin += size
-    return found
+def cut_tiles(
+    problem: Any, rank: int, counts: torch.Tensor, token_of: torch.Tensor
+) -> list[torch.Tensor]:
+    """tiles, turns and num_tiles of one rank, whose experts have so many slots each."""
+    ranks, tile = problem.num_ranks, torch.arange(problem.max_tiles, device=counts.device)
+    ends, heights = counts.cumsum(0), -(-counts // problem.tile_m)
+    behind = heights.cumsum(0)
+    num_tiles = behind[-1:]
+    is_tile = tile < num_tiles
+    expert = torch.searchsorted(behind, tile, right=True).clamp(max=len(counts) - 1)
+    begin, before, last_slot = (
+        one.index_select(0, expert) for one in (ends - counts, behind - heights, ends)
+    )
+    first = begin + (tile - before) * problem.tile_m
+    end = torch.minimum(first + problem.tile_m, last_slot)
+    source = token_of // max(problem.rows, 1)
+    last = max(len(source) - 1, 0)
+    lo, hi = (
+        source.index_select(0, place.clamp(0, last)) if len(source) else torch.zeros_like(place)
+        for place in (first, end - 1)
+    )
+    # Of the ranks lo .. hi whose tokens a tile has, the one that comes last: rank + 1 comes first.
+    late = torch.where(hi > rank, rank + ranks - lo.clamp(min=rank + 1), rank - lo)
+    turns = late.where(is_tile, ranks).sort(stable=True).indices
+    table = torch.stack([expert, first, end, lo, hi]) * is_tile
+    return [table, turns, num_tiles]
 
 
 def gather_rows(x: torch.Tensor, routing: Routing) -> torch.Tensor:

@@ -5,7 +5,7 @@ Both are the same on all ranks, so that all choose alike.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -19,8 +19,7 @@ SMALLEST_CLASS = 16
 class Facts:
     """Of a call: the sizes that the program calls by name, the ranks, and where they run.
 
-    `nodes` counts the ranks of each scale-up domain; () is one domain. `on_heap`: inputs that lie
-    in symmetric memory on all ranks, where peers may read them in place. `is_recorded`: the call is
+    `nodes` counts the ranks of each scale-up domain; () is one domain. `is_recorded`: the call is
     one of a graph that the user records.
     """
 
@@ -28,7 +27,6 @@ class Facts:
     num_ranks: int = 4
     target: Target = field(default_factory=lambda: parse_target("cuda:90"))
     nodes: tuple[int, ...] = ()
-    on_heap: frozenset[str] = frozenset()
     is_recorded: bool = False
 
     @property
@@ -38,8 +36,7 @@ class Facts:
     def key(self) -> tuple[Any, ...]:
         """Calls with one key get one plan."""
         classes = tuple((name, class_of(size)) for name, size in sorted(self.sizes.items()))
-        where = (self.num_ranks, self.target, self.nodes, self.on_heap)
-        return classes, *where, self.is_recorded
+        return classes, self.num_ranks, self.target, self.nodes, self.is_recorded
 
     def representative(self) -> Facts:
         """The largest call of its class, for which the plan of all of them is made."""
@@ -63,11 +60,9 @@ def class_of(size: int) -> int:
 class Settings:
     """What the user settles, by the name of a task; what is left out the compiler chooses.
 
-    `orders` are functions as in tiles/swizzle.py: order(i, num_m, num_n, args) -> (i_m, i_n), a
-    bijection. `engines` takes "library" too: then nothing of that kernel is fused.
+    `engines` takes "library" too: then nothing of that kernel is fused.
     """
 
     tiles: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     engines: Mapping[str, str] = field(default_factory=dict)
-    orders: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
     chunks: Mapping[str, int] = field(default_factory=dict)

@@ -18,21 +18,25 @@ from __future__ import annotations
 import functools
 import inspect
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from itertools import accumulate, pairwise
 from typing import Any
 
 from weft.base.errors import UsageError
 from weft.base.place import Frame, Place
-from weft.compiler.compiled import LOWERINGS, MOVED, Compiled, Persistent
+from weft.compiler.compiled import MOVED, Compiled, Persistent
 from weft.compiler.facts import Settings
-from weft.ir.task import Program, Replicate, Task, Type
-from weft.ir.tensor import TABLE
+from weft.ir.shapes import ACTIVATIONS, GATED
+from weft.ir.task import Program, Task
+from weft.ir.tensor import TABLE, Replicate, Type
 
 # What the result of an operation is called; a second one gets a number.
 RESULTS = {
-    "matmul": "product", "silu": "activated", "silu_mul": "gated",
-    "silu_mul_halves": "gated", "mul": "scaled", "add": "total",
-    "rms_norm": "normed",
+    "matmul": "product", "matmul_tn": "product", "mul": "scaled", "add": "total",
+    **dict.fromkeys(ACTIVATIONS, "activated"), **dict.fromkeys(GATED, "gated"),
+    **{f"{kind}_halves": "gated" for kind in GATED},
+    "rms_norm": "normed", "head_norm": "normed", "embedding": "embedded", "columns": "part",
+    "rope_by_table": "turned",
     "moe_route": "routing", "gather_rows": "rows", "scatter_rows": "sums",
     "grouped_matmul": "products", "ep_dispatch": "dispatched", "ep_combine": "combined",
     "rope": "turned", "kv_append": "cached", "decode_attention": "attended",
@@ -80,6 +84,21 @@ class Value:
     def __rmatmul__(self, other: Any) -> Value:
         return _record("matmul", other, self)
 
+    def __getitem__(self, index: Any) -> Value:
+        """x[:, first:end]: some of the columns, all rows."""
+        rows, columns = index if isinstance(index, tuple) and len(index) == 2 else (index, slice(0))
+        is_right = rows == slice(None) and isinstance(columns, slice) and columns.step is None
+        if is_right and isinstance(columns.stop, int):
+            first = 0 if columns.start is None else columns.start
+            if isinstance(first, int) and 0 <= first < columns.stop:
+                return _record("columns", self, between=(first, columns.stop))
+        raise UsageError(
+            f"{self.name}[..]: of a value of a program all rows of some columns can be taken, by "
+            f"numbers from 0 on: {self.name}[:, first:end]; while it is traced it has no elements, "
+            "and its width is not known yet",
+            place=_user_place(),
+        )
+
     __rmul__ = __mul__
     __radd__ = __add__
 
@@ -114,6 +133,18 @@ class Value:
         )
 
 
+def split(x: Value, sizes: Sequence[int]) -> tuple[Value, ...]:
+    """The columns of x, so many after so many: views, x[:, first:end] each.
+
+        q, k, v = split(h @ wqkv, (q_columns, kv_columns, kv_columns))
+
+    Of columns that are split over ranks each rank has its part of each: declare wqkv
+    @ Pieces(1, (q_columns, kv_columns, kv_columns)), and q, k and v are @ Shard(1).
+    """
+    bounds = pairwise((0, *accumulate(sizes)))
+    return tuple(x[:, first:end] for first, end in bounds)
+
+
 def silu(x: Value) -> Value:
     """x * sigmoid(x), element by element."""
     return _record("silu", x)
@@ -130,14 +161,40 @@ def silu_mul(h: Value, *, side_by_side: bool = False) -> Value:
     declare such a weight @ Halves(1), of which each rank has its part of gate, then its part of up.
     No weight is permuted; it is a step of its own behind the product, which reads h once more.
     """
-    return _record("silu_mul_halves" if side_by_side else "silu_mul", h)
+    return _gate("silu", h, side_by_side)
 
 
-def rms_norm(x: Value, weight: Value, *, eps: float = 1e-6) -> Value:
+def gelu(x: Value, *, approximate: str = "none") -> Value:
+    """torch's: x * P(X <= x) of a normal X, or, "tanh", its approximation by a tanh."""
+    return _record(_of_gelu(approximate), x)
+
+
+def gelu_mul(h: Value, *, approximate: str = "none", side_by_side: bool = False) -> Value:
+    """As silu_mul, with gelu of the gate."""
+    return _gate(_of_gelu(approximate), h, side_by_side)
+
+
+def _of_gelu(approximate: str) -> str:
+    kinds = {"none": "gelu", "tanh": "gelu_tanh"}
+    if approximate not in kinds:
+        message = f"gelu has approximate={approximate!r}; it is one of {', '.join(kinds)}"
+        raise UsageError(message, place=_user_place())
+    return kinds[approximate]
+
+
+def _gate(activation: str, h: Value, side_by_side: bool) -> Value:
+    return _record(f"{activation}_mul{'_halves' if side_by_side else ''}", h)
+
+
+def rms_norm(x: Value, weight: Value, *, eps: float = 1e-6, head: int | None = None) -> Value:
     """Each row by its root mean square, times a weight per column: weight is [1, columns].
 
-    out = x / sqrt(mean(x**2 over columns) + eps) * weight
+        out = x / sqrt(mean(x**2 over columns) + eps) * weight
+
+    `head`: of each head of so many columns by itself; weight is [1, head], the same for all heads.
     """
+    if head is not None:
+        return _record("head_norm", x, weight, eps=float(eps), head=head)
     return _record("rms_norm", x, weight, eps=float(eps))
 
 
@@ -160,6 +217,12 @@ def matmul(x: Value, w: Value, *, dtype: str = "", scaling: str = "") -> Value:
     """x @ w for kernels alone, libraries know none of it: rounded to another dtype; of fp8, whose
     scales are passed beside the operands, one for each row and column or one for each block."""
     return _record("matmul", x, w, dtype=dtype, scaling=scaling)
+
+
+def matmul_tn(x: Value, y: Value, *, dtype: str = "") -> Value:
+    """x^T @ y, the sum over the rows of both: the gradient of a weight. Rows of one of them may be
+    gathered meanwhile. `dtype`, for kernels alone, is what it is rounded to."""
+    return _record("matmul_tn", x, y, dtype=dtype)
 
 
 def grouped_matmul(rows: Value, experts: Value, routing: Value) -> Value:
@@ -194,6 +257,29 @@ def rope(x: Value, lengths: Value, *, head: int, base: float = 10000.0) -> Value
     position * base ** (-2 j / head).
     """
     return _record("rope", x, lengths, head=head, base=float(base))
+
+
+def rope_by_table(x: Value, positions: Value, table: Value, *, head: int) -> Value:
+    """Heads of `head` columns turned by position, as models have it: with angles from a table.
+
+        c, s = table[positions[0, i]].chunk(2);  a, b = x[i, h].chunk(2)
+        out[i, h] = (a * c - b * s, b * c + a * s)
+
+    positions: int32 [1, rows], from 0 on; table: float32 [positions, head], cosines of head / 2
+    angles, then their sines: however the model scales its angles. Tokens may be split, then
+    positions are @ Shard(1).
+    """
+    return _record("rope_by_table", x, positions, table, head=head)
+
+
+def embedding(ids: Value, table: Value) -> Value:
+    """Row ids[0, i] of a table [vocabulary, columns] for each row i; ids: int32 [1, rows].
+
+    The table may be split by vocabulary, @ Shard(0): then each rank has a summand, which
+    reduce_scatter or all_reduce sums, and an id beyond the vocabulary gives zeros. Ids may be split
+    where all ranks have the table, @ Shard(1), for rows that are.
+    """
+    return _record("embedding", table, ids)
 
 
 def kv_append(cache: Value, x: Value, lengths: Value) -> Value:
@@ -255,7 +341,7 @@ def program(
     *,
     mesh: str,
     settings: Settings | None = None,
-    lowering: str | Persistent = LOWERINGS[0],
+    lowering: str | Persistent | None = None,
     **parameters: Type,
 ) -> Callable[[Callable[..., Any]], Compiled]:
     """Trace the decorated function and compile it for `mesh`, any number of ranks.
@@ -275,7 +361,7 @@ def program(
                 f"{traced.name}: {', '.join(given)} is declared as a table; tables are what "
                 "moe_route makes within the program", place=traced.place,
             )  # fmt: skip
-        compiled = Compiled(traced, settings or Settings(), lowering)
+        compiled = Compiled(traced, settings, lowering)
         functools.update_wrapper(compiled, function)
         return compiled
 

@@ -7,21 +7,29 @@ weft.plan.gathered.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import lru_cache, partial
 from itertools import islice
 from math import ceil
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 from weft.base import fields
-from weft.base.errors import ConfigError
-from weft.base.hardware import H200X4
 from weft.base.target import Target
-from weft.compiler import pipeline
-from weft.compiler.cost import libraries, products
+from weft.compiler import pipeline, schedules
+from weft.compiler.buckets import by_bucket
+from weft.compiler.cost import products
+from weft.compiler.cost.choose import SMALL_M, most_chunks
 from weft.compiler.cost.products import Product
-from weft.compiler.schedules import CE_PUSH, LIBRARY, SM_PUSH, TEMPLATES, head_of, planned_by
+from weft.compiler.schedules import (
+    CE_PUSH,
+    LIBRARY,
+    SM_PUSH,
+    head_of,
+    machine_of,
+    planned_by,
+    unfused_us,
+)
 from weft.ir.schedule import Schedule
 from weft.ir.task import Program
 from weft.tiles import blocking, gemm, gemm_sm90, gemm_small, tile_scheduler
@@ -40,8 +48,6 @@ PUSH_BYTES, NARROW_PUSH_BYTES, NARROW_N = 4 << 20, 8 << 20, 4096
 FEWEST_PUT_BYTES, MOST_PUSHED_BYTES = 1 << 20, 16 << 20
 # Of the template for Hopper, candidates of a call: of all there are eight at most.
 MOST_ON_HOPPER = 4
-# From so many bytes on, a second flag per shard pays for its copy's start (there, at 32 MiB).
-TWO_CHUNKS_BYTES = 24 << 20
 # What GPUs multiply this dtype from, by compute capability.
 E4M3, E4M3_ARCH = "float8_e4m3fn", 89
 # An SM that the persistent grid leaves free, so that what takes the slot can run beside it.
@@ -50,17 +56,13 @@ SPARE_SMS = 1
 MIN_PUSHERS, MAX_PUSHERS = 20, 64
 # What one of them stores of a chunk, beside others that store more of it.
 PUSH_PIECE_BYTES = 64 << 10
-# Up to here a tile of 128 rows is mostly empty, and weights are what takes time.
-SMALL_M = 64
-# What is fused must be predicted to end in so much of the unfused way's time: predictions are 5 %
-# off on average.
-MARGIN = 0.96
+MOST_SPLITS = 8
 BLOCKS = "blocks"
 BLOCK_K = gemm.BLOCK_K.value
 
 
 @dataclass(frozen=True)
-class Config(Schedule):
+class Config(schedules.Config):
     """How a call is done, as `Schedule` says."""
 
     transport: str = CE_PUSH
@@ -68,51 +70,24 @@ class Config(Schedule):
     chunks: int = 2
     pushers: int = 16
 
-    op: ClassVar[str] = "ag_gemm"
-
     def check(self, problem: Any, target: Target) -> None:
         """Raises  ConfigError: a field that does not fit the problem or the target"""
-        fields.check_one_of(self.op, self, "transport", (*TRANSPORTS, LIBRARY))
-        if self.transport != LIBRARY:
-            fields.check_one_of(self.op, self, "template", TEMPLATES)
-            counts = ("chunks", "group_m", "first_wave")
-            counts += ("pushers",) if self.transport == SM_PUSH else ()
-            fields.check_ranges(self.op, self, **dict.fromkeys(counts, (1, 1024)))
-        for told in self._unfit(problem, target):
-            raise ConfigError(f"{self.op}: {told}")
-        if self.template == "sm90":
-            gemm_sm90.check(self.op, *self.tile, self.num_stages, target, problem.itemsize)
-        elif self.transport != LIBRARY:
-            tma = self.tma and can_use_tma(problem, target)
-            self.blocking.check(self.op, problem.dtype, problem.out_dtype, tma, target)
+        if self.transport == SM_PUSH:
+            fields.check_ranges(problem.op, self, pushers=(1, 1024))
+        super().check(problem, target)
 
-    def _unfit(self, problem: Any, target: Target) -> Iterator[str]:
-        """What does not fit the problem, the target or another field, and what to do."""
-        way, nodes, dtype = f"transport={self.transport!r}", len(problem.nodes), problem.dtype
-        if self.transport == LIBRARY:
-            if not can_use_library(problem, target):
-                yield (
-                    f"{way} for m={problem.m} on {problem.num_ranks} ranks, {dtype} to "
-                    f"{problem.out_dtype}, on {target}; it takes NVIDIA GPUs of one node, shards "
-                    "of one size, and a result of the operands' dtype"
-                )
+    def unfit(self, problem: Any, target: Target) -> Iterator[str]:
+        yield from super().unfit(problem, target)
+        if not self.is_fused:
             return
-        if nodes > 1 and self.transport != SM_PUSH:
-            remedy = f"take transport={SM_PUSH!r}"
-            yield f"{way} on {nodes} nodes; it reaches ranks of one node: {remedy}"
-        if self.template == "sm90" and self.transport == LL:
-            yield f"template='sm90' with {way}; take template='plain'"
-        if self.template == "sm90" and not can_use_sm90(problem, target):
-            yield (
-                f"template='sm90' with {dtype} on {target}; it takes 16-bit operands, or fp8 with "
-                f"b as [n, k], to 16-bit results, in rows of a multiple of {blocking.TMA_BYTES} "
-                "bytes, and compute capability 9.0: pass b as a transposed [n, k], or take "
-                "template='plain'"
-            )
+        dtype = problem.dtype
         if dtype == E4M3 and target.backend == "cuda" and int(target.arch) < E4M3_ARCH:
             yield f"{dtype} on {target}; it needs compute capability 8.9: convert a and b"
-        if problem.scaling and self.transport == LL:
-            yield f"{way} of {dtype}; scales do not travel as packets: take transport={SM_PUSH!r}"
+        if problem.scaling and self.is_by_packets:
+            yield (
+                f"transport={self.transport!r} of {dtype}; scales do not travel as packets: take "
+                f"transport={SM_PUSH!r}"
+            )
         is_larger = BLOCK_K % self.tile_n or BLOCK_K % self.tile_k
         if problem.scaling == BLOCKS and is_larger:
             yield (
@@ -120,7 +95,7 @@ class Config(Schedule):
                 "scale; both must divide it"
             )
         programs, early = programs_on(target), own_tiles(problem, self)
-        if self.transport == SM_PUSH and self.pushers > programs:
+        if self.num_pushers > programs:
             yield (
                 f"pushers={self.pushers}; {target} has {target.num_sms} SMs, of which {SPARE_SMS} "
                 f"is kept free: take at most {programs}, which run at once"
@@ -138,25 +113,18 @@ class Config(Schedule):
                 "at once, the others 1"
             )
 
+    def check_blocking(self, problem: Any, target: Target) -> None:
+        tma = self.tma and problem.can_use_tma(target)
+        self.blocking.check(problem.op, problem.dtype, problem.out_dtype, tma, target)
+
     @property
     def num_pushers(self) -> int:
         return self.pushers if self.transport == SM_PUSH else 0
-
-    @property
-    def blocking(self) -> Blocking:
-        return Blocking(*self.tile, self.num_warps, self.num_stages)
 
 
 def programs_on(target: Target) -> int:
     """How many programs of the product may run at once."""
     return max(1, target.num_sms - SPARE_SMS)
-
-
-def can_use_tma(problem: Any, target: Target) -> bool:
-    """Do the rows of A, B and C begin where TMA can read them, whichever way B lies? That may
-    differ by rank, and a choice may not."""
-    rows = [problem.k * problem.itemsize, problem.n * problem.itemsize]
-    return blocking.can_use_tma(target, [*rows, problem.n * problem.out_itemsize])
 
 
 def straddles(problem: Any, config: Schedule) -> bool:
@@ -165,32 +133,22 @@ def straddles(problem: Any, config: Schedule) -> bool:
     return problem.num_ranks > 1 and not (is_even and problem.rows % config.tile_m == 0)
 
 
-def can_use_sm90(problem: Any, target: Target) -> bool:
-    """Does the template for Hopper take this problem there?"""
-    # Its communication CTAs store directly: tiles do not reach other nodes from Gluon.
-    is_hopper = target.backend == "cuda" and target.arch == 90 and len(problem.nodes) <= 1
-    is_16_bit = problem.itemsize == 2 or (problem.itemsize == 1 and problem.b_is_nk)
-    return is_hopper and is_16_bit and problem.out_itemsize == 2 and can_use_tma(problem, target)
-
-
-def can_use_library(problem: Any, target: Target) -> bool:
-    """Can NCCL and cuBLAS do the same there? Where they may be faster, they were measured."""
-    is_even = problem.m == problem.rows * problem.num_ranks and problem.num_ranks > 1
-    is_alike = problem.out_dtype == problem.dtype and not problem.scaling
-    return target.backend == "cuda" and is_even and is_alike and len(problem.nodes) <= 1
+def transports(problem: Any, target: Target, push_bytes: int = PUSH_BYTES) -> tuple[str, ...]:
+    """What may bring the rows, what is taken unmeasured first: SMs up to so many bytes a rank."""
+    if len(problem.nodes) > 1 or target.num_sms <= SPARE_SMS or problem.num_ranks == 1:
+        return (SM_PUSH,)  # of one rank there is nothing to copy
+    return (SM_PUSH, CE_PUSH) if problem.shard_bytes <= push_bytes else (CE_PUSH, SM_PUSH)
 
 
 def candidates(problem: Any, target: Target) -> Iterator[Config]:
     """Configurations worth measuring, the one to take unmeasured first."""
     limit = NARROW_PUSH_BYTES if problem.n <= NARROW_N else PUSH_BYTES
-    order = (SM_PUSH, CE_PUSH) if problem.shard_bytes <= limit else (CE_PUSH, SM_PUSH)
-    if len(problem.nodes) > 1 or target.num_sms <= SPARE_SMS or problem.num_ranks == 1:
-        order = (SM_PUSH,)  # of one rank there is nothing to copy
+    order = transports(problem, target, limit)
     by_packets = list(_by_packets(problem, target)) if len(problem.nodes) <= 1 else []
     if problem.m <= SMALL_M and target.backend != "emu":
         yield from by_packets
-    can_use = can_use_sm90(problem, target) and (problem.m > SMALL_M or not by_packets)
-    on_hopper = _on_hopper(problem, target, order) if can_use else []
+    can_use = problem.can_use_sm90(target) and (problem.m > SMALL_M or not by_packets)
+    on_hopper = _on_hopper(problem, target, tuple(order)) if can_use else ()
     if problem.m > SMALL_M:
         yield from on_hopper
     # One of each transport where the template for Hopper has them too.
@@ -208,7 +166,7 @@ def candidates(problem: Any, target: Target) -> Iterator[Config]:
         yield from by_packets[:1]
     else:
         yield from on_hopper
-    if can_use_library(problem, target):
+    if problem.can_use_library(target):
         yield Config(transport=LIBRARY)
 
 
@@ -226,17 +184,19 @@ def _small_cuts(problem: Any, target: Target) -> Iterator[Blocking]:
     """Narrow tiles with many stages: as much of B under way as fits."""
     usual = next(blocking.candidates(problem.m, problem.n, problem.k, problem.dtype, target))
     tile_m = min(64, max(16, 1 << (problem.m - 1).bit_length()))
-    if target.backend != "cuda" or problem.itemsize != 2 or not can_use_tma(problem, target):
+    if target.backend != "cuda" or problem.itemsize != 2 or not problem.can_use_tma(target):
         yield replace(usual, tile_m=min(usual.tile_m, tile_m), num_warps=4)
         return
     yield from gemm_small.cuts(tile_m, problem.n, target)
 
 
-def _on_hopper(problem: Any, target: Target, transports: Sequence[str]) -> list[Config]:
+# A problem's calls are rated once, recorded or not.
+@lru_cache(maxsize=64)
+def _on_hopper(problem: Any, target: Target, transports: tuple[str, ...]) -> tuple[Config, ...]:
     """What the template for Hopper can do, the one first that is predicted to end first: for each
     transport and each of its tiles, with what else is best of it."""
     if problem.is_empty:
-        return []
+        return ()
     # WIDER is left out until it has been read here: it is predicted to be first at few sizes of
     # one round (2 ranks, n 2560, m 2048: 133 us by push, 141 so), where no tile hides a wait.
     cuts = (gemm_sm90.WIDE, gemm_sm90.TURNS, gemm_sm90.MIDDLE)
@@ -248,7 +208,7 @@ def _on_hopper(problem: Any, target: Target, transports: Sequence[str]) -> list[
             us = [end_us(plain, problem, target, way) for way in ways]
             best = min(range(len(ways)), key=us.__getitem__)
             rated.append((us[best], replace(plain, **ways[best]._asdict())))
-    return [config for _, config in sorted(rated, key=lambda one: one[0])[:MOST_ON_HOPPER]]
+    return tuple(config for _, config in sorted(rated, key=lambda one: one[0])[:MOST_ON_HOPPER])
 
 
 def _is_worth_rating(problem: Any, transport: str) -> bool:
@@ -302,7 +262,7 @@ def end_us(config: Config, problem: Any, target: Target, way: Way | None = None)
     """When a call on Hopper would end, as predicted: rows are read in place."""
     if config.template != "sm90":
         few = Product(problem.m, problem.n, problem.k, 1, config.tile)
-        return products.few_rows_us(few, H200X4, config.transport == LL)
+        return products.few_rows_us(few, machine_of(target), config.transport == LL)
     way = way or Way(*[getattr(config, name) for name in Way._fields])
     # The model is of 16-bit operands: fp8 are half of the bytes at twice the rate, as half of k is.
     k, tile_k = (extent * problem.itemsize // 2 for extent in (problem.k, config.tile_k))
@@ -312,17 +272,20 @@ def end_us(config: Config, problem: Any, target: Target, way: Way | None = None)
         group_m=way.group_m, head=head, first_wave=way.first_wave,
     )  # fmt: skip
     return products.gathered_us(
-        product, H200X4, config.transport, chunks=way.chunks, staged=False,
+        product, machine_of(target), config.transport, chunks=way.chunks,
         num_programs=programs_on(target),
         pushers=pieces_of(problem, way) * way.chunks * max(1, problem.num_ranks - 1),
     )  # fmt: skip
 
 
-def unfused_us(problem: Any, is_recorded: bool) -> float:
-    """NCCL, then cuBLAS: what their launches cost the host shows unless they are recorded."""
-    product = Product(problem.m, problem.n, problem.k, problem.num_ranks, TILE)
-    us = libraries.unfused_us(product, H200X4, "all_gather")
-    return us if is_recorded else max(us, H200X4.library_host_us)
+def predict(problem: Any, target: Target, config: Config) -> float | None:
+    """When a recorded call would end, in us; None where nothing is predicted."""
+    if problem.is_empty or not problem.can_use_sm90(target):
+        return None
+    if config.transport == LIBRARY:
+        return unfused_us(problem, target, "all_gather")
+    is_read = config.template == "sm90" or problem.m <= SMALL_M
+    return end_us(config, problem, target) if is_read else None
 
 
 def with_transport(config: Config, problem: Any, target: Target) -> Config:
@@ -332,8 +295,8 @@ def with_transport(config: Config, problem: Any, target: Target) -> Config:
     tiles, programs = config.blocking.num_tiles(*problem.result), programs_on(target)
     peers = max(1, problem.num_ranks - 1)
     if config.transport == CE_PUSH:
-        is_fine = problem.shard_bytes >= TWO_CHUNKS_BYTES or target.backend == "emu"
-        return replace(config, pushers=0, chunks=max(1, min(2 if is_fine else 1, problem.rows)))
+        most = most_chunks(problem.shard_bytes, target)
+        return replace(config, pushers=0, chunks=max(1, min(most, problem.rows)))
     if config.template == "sm90":
         # Nothing else runs beside them.
         pushers = max(peers, ceil(problem.shard_bytes * peers / PUSH_PIECE_BYTES))
@@ -346,17 +309,22 @@ def with_transport(config: Config, problem: Any, target: Target) -> Config:
     return replace(config, pushers=pushers, chunks=chunks)
 
 
+@by_bucket
 def choose(problem: Any, target: Target, is_recorded: bool = False) -> Config:
-    """The configuration to take when nothing was measured: a pure function of these.
-
-    Where nothing is fused the launches of two libraries cost the host time, but in a recording.
-    """
+    """The configuration to take when nothing was measured: a pure function of these."""
     fused = next(candidates(problem, target))
-    can_be = can_use_sm90(problem, target) and can_use_library(problem, target)
+    can_be = problem.can_use_sm90(target) and problem.can_use_library(target)
     if not can_be or problem.is_empty:
         return fused
-    is_slower = end_us(fused, problem, target) > MARGIN * unfused_us(problem, is_recorded)
-    return Config(transport=LIBRARY) if is_slower else fused
+    us = end_us(fused, problem, target)
+    pays = schedules.pays(us, problem, target, "all_gather", is_recorded)
+    return fused if pays else Config(transport=LIBRARY)
+
+
+def splits_of(tiles: int, segments: int, programs: int) -> int:
+    """Of what a product sums over the rows of all ranks, in so many segments: as many splits as
+    programs would have no tile without. Each but the last costs a tile's way through memory."""
+    return max(1, min(programs // max(1, tiles), segments, MOST_SPLITS))
 
 
 def own_tiles(problem: Any, config: Schedule) -> int:
@@ -370,4 +338,4 @@ def planned(program: Program, config: Schedule, problem: Any, target: Target) ->
     engine = ENGINES[config.transport]
     if config.transport == CE_PUSH and problem.num_ranks == 1:
         engine = ENGINES[SM_PUSH]  # there is nothing to copy
-    return planned_by(program, config, engine, problem, target, chunks=config.chunks)
+    return planned_by(program, config, engine, problem, target, config.chunks)

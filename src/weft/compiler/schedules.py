@@ -13,21 +13,29 @@ from functools import lru_cache
 from math import ceil
 from typing import Any
 
+from weft.base import fields
 from weft.base.errors import ConfigError
-from weft.base.hardware import hardware_of
+from weft.base.hardware import Hardware, hardware_of
 from weft.base.target import Target
 from weft.compiler import pipeline
-from weft.compiler.cost import products
+from weft.compiler.cost import libraries, products
+from weft.compiler.cost.choose import staged_chunks
 from weft.compiler.facts import Facts, Settings, class_of
+from weft.ir.kinds import PRODUCTS
 from weft.ir.schedule import Schedule
-from weft.ir.task import ENGINES, LL, PRODUCTS, Program, are_alike
-from weft.tiles import blocking, gemm_sm90, gemm_small
+from weft.ir.task import ENGINES, LL, Program, are_alike
+from weft.tiles import blocking, gemm_sm90, gemm_small, multiply_sm90
 from weft.tiles.blocking import Blocking
 from weft.tiles.hooks import scatter
 
 SM_PUSH, CE_PUSH, LIBRARY = "sm_push", "ce_push", "nccl"
 TEMPLATES = ("plain", "sm90")
-MOST_ENGINES = 4
+PACKETS = ("ll", *LL)
+# What is fused must be predicted to end in so much of the unfused way's time: predictions are 5 %
+# off on average.
+MARGIN = 0.96
+# Fields that count something.
+COUNTS = ("chunks", "group_m", "first_wave", "last")
 # Rows of tiles that programs of one turn share, of all ranks' parts.
 TOGETHER = 16
 # Cuts of the generic template that are worth a measurement.
@@ -41,77 +49,71 @@ class Config(Schedule):
     def check(self, problem: Any, target: Target) -> None:
         """Raises  ConfigError: a field that does not fit the problem or the target"""
         op = problem.op
-        if self.transport not in (known := (*problem.transports, LIBRARY)):
-            told = f"transport={self.transport!r}; it is one of {', '.join(known)}"
-            raise ConfigError(f"{op}: {told}")
-        if self.transport == LIBRARY:
-            if target.backend != "cuda" or not problem.is_even:
-                raise ConfigError(
-                    f"{op}: transport={LIBRARY!r} for m={problem.m} on {problem.num_ranks} "
-                    f"ranks, on {target}; it takes NVIDIA GPUs, and shards of one size"
-                )
-            return
+        fields.check_one_of(op, self, "transport", problem.transports)
+        if self.is_fused:
+            fields.check_one_of(op, self, "template", problem.templates)
+            fields.check_ranges(op, self, **dict.fromkeys(COUNTS, (1, 1024)))
+        for message in self.unfit(problem, target):
+            raise ConfigError(f"{op}: {message}")
+        if self.is_fused and self.template == "sm90":
+            gemm_sm90.check(op, *self.tile, self.num_stages, target, problem.itemsize)
+        elif self.is_fused:
+            self.check_blocking(problem, target)
+
+    def unfit(self, problem: Any, target: Target) -> Iterator[str]:
+        """What does not fit the problem, the target or another field, and what to do."""
+        way, num_nodes = f"transport={self.transport!r}", len(problem.nodes)
+        if self.transport == LIBRARY and not problem.can_use_library(target):
+            yield (
+                f"{way} for m={problem.m} on {problem.num_ranks} ranks, {problem.dtype}, on "
+                f"{target}; it takes NVIDIA GPUs, and shards of one size{problem.of_library}"
+            )
         if not self.is_fused:
             return
-        if self.transport != SM_PUSH and len(problem.nodes) > 1:
+        if self.transport != SM_PUSH and num_nodes > 1:
             what = "packets" if self.is_by_packets else "copy engines"
-            raise ConfigError(
-                f"{op}: transport={self.transport!r} on {len(problem.nodes)} nodes; {what} reach "
-                f"the ranks of one node only: take transport={SM_PUSH!r}"
+            yield (
+                f"{way} on {num_nodes} nodes; {what} reach the ranks of one node only: take "
+                f"transport={SM_PUSH!r}"
             )
-        if self.is_by_packets:
-            self.blocking.check(op, problem.dtype, problem.dtype, False, target)
-            return
-        self._check_engines(problem)
-        for name in ("last", "group_m"):
-            if not 1 <= (value := getattr(self, name)) <= 1024:
-                raise ConfigError(f"{op}: {name}={value}; it must be between 1 and 1024")
+        if self.template == "sm90" and self.is_by_packets:
+            yield f"template='sm90' with {way}; take template='plain'"
+        if self.template == "sm90" and not problem.can_use_sm90(target):
+            has, takes = problem.of_sm90
+            yield (
+                f"template='sm90' with {problem.dtype}{has} on {target}, ranks by nodes "
+                f"{problem.nodes}; it takes {takes} in rows of a multiple of "
+                f"{blocking.TMA_BYTES} bytes, compute capability 9.0 or emulated arch=90, and "
+                "ranks of one node: take template='plain'"
+            )
+        if problem.is_summed and not are_alike(problem.n, self.chunks, self.tile_n):
+            yield (
+                f"chunks={self.chunks} of n={problem.n} columns in tiles of {self.tile_n}; several "
+                "chunks must be alike, of whole tiles: take 1, or such that chunks * tile_n "
+                "divides n"
+            )
         if self.by_tma and self.transport == SM_PUSH and problem.num_ranks > scatter.MOST_PEERS + 1:
-            raise ConfigError(
-                f"{op}: by_tma with {problem.num_ranks} ranks; a kernel takes descriptors of "
+            yield (
+                f"by_tma with {problem.num_ranks} ranks; a kernel takes descriptors of "
                 f"{scatter.MOST_PEERS} peers: take by_tma=False"
             )
-        self._check_template(problem, target)
 
-    def _check_engines(self, problem: Any) -> None:
-        if not 1 <= self.engines <= MOST_ENGINES:
-            raise ConfigError(
-                f"{problem.op}: engines={self.engines}; it must be between 1 and {MOST_ENGINES}"
-            )
-        if self.chunks < 1 or not are_alike(problem.n, self.chunks, self.tile_n):
-            raise ConfigError(
-                f"{problem.op}: chunks={self.chunks} of n={problem.n} columns in tiles of "
-                f"{self.tile_n}; several chunks must be alike, of whole tiles: take 1, or such "
-                "that chunks * tile_n divides n"
-            )
-
-    def _check_template(self, problem: Any, target: Target) -> None:
+    def check_blocking(self, problem: Any, target: Target) -> None:
+        """Raises  ConfigError: a tile that the generic template cannot run there"""
         op = problem.op
-        if self.template not in TEMPLATES:
-            told = f"template={self.template!r}; it must be one of {', '.join(TEMPLATES)}"
-            raise ConfigError(f"{op}: {told}")
-        if self.template == "plain":
-            # C does not leave by TMA, so it takes no shared memory.
-            self.blocking.check(op, problem.dtype, problem.dtype, False, target)
-            tma = self.tma and problem.can_use_tma(target)
-            if tma and max(self.tile_m, self.tile_n) > blocking.TMA_EXTENT:
-                raise ConfigError(f"{op}: TMA moves tiles up to {blocking.TMA_EXTENT}")
-            return
-        if not problem.can_use_sm90(target):
-            raise ConfigError(
-                f"{op}: template='sm90' with {problem.dtype} on {target}, ranks by nodes "
-                f"{problem.nodes}; it takes 16-bit operands with rows of a multiple of "
-                f"{blocking.TMA_BYTES} bytes, compute capability 9.0 and ranks of one node"
-            )
-        gemm_sm90.check(op, *self.tile, self.num_stages, target)
+        # C does not leave by TMA, so it takes no shared memory.
+        self.blocking.check(op, problem.dtype, problem.dtype, False, target)
+        is_read = self.tma and not self.is_by_packets and problem.can_use_tma(target)
+        if is_read and max(self.tile_m, self.tile_n) > blocking.TMA_EXTENT:
+            raise ConfigError(f"{op}: TMA moves tiles up to {blocking.TMA_EXTENT}")
 
     @property
     def is_by_packets(self) -> bool:
-        return self.transport in LL
+        return self.transport in PACKETS
 
     @property
     def is_fused(self) -> bool:
-        return self.transport in (SM_PUSH, CE_PUSH, *LL)
+        return self.transport in (SM_PUSH, CE_PUSH, *PACKETS)
 
     @property
     def blocking(self) -> Blocking:
@@ -159,9 +161,9 @@ def by_packets(problem: Any, target: Target, one_shot_rows: int) -> list[Config]
     return [Config(transport=one, **asdict(cut)) for one in ways]
 
 
-def _cut(cut: Blocking, problem: Any, **fields: Any) -> Config:
+def _cut(cut: Blocking, problem: Any, **more: Any) -> Config:
     tiles_m = ceil(problem.rows / cut.tile_m)
-    return Config(**asdict(cut), group_m=group_m(problem.num_ranks, tiles_m), **fields)
+    return Config(**asdict(cut), group_m=group_m(problem.num_ranks, tiles_m), **more)
 
 
 def _by_engines(one: Config, problem: Any) -> Iterator[Config]:
@@ -169,9 +171,15 @@ def _by_engines(one: Config, problem: Any) -> Iterator[Config]:
     if CE_PUSH in problem.transports and len(problem.nodes) <= 1 and problem.num_ranks > 1:
         # Programs of one turn are in one part's tiles.
         together = group_m(1, ceil(problem.rows / one.tile_m))
-        for chunks in products.CARRIED_CHUNKS:
-            if are_alike(problem.n, chunks, one.tile_n):
-                yield replace(one, transport=CE_PUSH, chunks=chunks, group_m=together)
+        for chunks in staged_chunks(problem.n, one.tile_n):
+            yield replace(one, transport=CE_PUSH, chunks=chunks, group_m=together)
+
+
+def machine_of(target: Target) -> Hardware:
+    """What is known where the template for Hopper runs."""
+    machine = hardware_of(target)
+    assert machine is not None, f"{target} has the template for Hopper, but no record"
+    return machine
 
 
 def _predicted_us(config: Config, problem: Any, target: Target) -> float:
@@ -180,11 +188,38 @@ def _predicted_us(config: Config, problem: Any, target: Target) -> float:
     one = products.Product(
         problem.m, problem.n, problem.k, problem.num_ranks, config.tile, problem.itemsize
     )
-    machine = hardware_of(target)
-    assert machine is not None, f"{target} has the template for Hopper, but no record"
+    machine = machine_of(target)
     if config.transport == CE_PUSH:
-        return round(products.carried_us(one, machine, config.chunks), 3)
+        return round(products.staged_us(one, machine, config.chunks), 3)
     return round(products.scattered_us(one, machine, by_tma=config.by_tma), 3)
+
+
+def predict(problem: Any, target: Target, config: Config) -> float | None:
+    """When all rows are summed, in us; None where nothing is predicted."""
+    if problem.is_empty or not problem.can_use_sm90(target):
+        return None
+    if not config.is_fused:
+        return unfused_us(problem, target, problem.unfused.op)
+    return _predicted_us(config, problem, target) if config.template == "sm90" else None
+
+
+def pays(
+    fused_us: float | None, problem: Any, target: Target, kind: str, is_recorded: bool
+) -> bool:
+    """Is a fused way worth it beside a product and a collective? What their launches cost the host
+    shows unless they are recorded. Where nothing is predicted, it is."""
+    if fused_us is None:
+        return True
+    us = unfused_us(problem, target, kind)
+    if not is_recorded:
+        us = max(us, machine_of(target).library_host_us)
+    return fused_us <= MARGIN * us
+
+
+def unfused_us(problem: Any, target: Target, kind: str) -> float:
+    """cuBLAS, then the best collective of that kind, or before it."""
+    one = products.Product(problem.m, problem.n, problem.k, problem.num_ranks, (1, 1, 1))
+    return libraries.unfused_us(one, machine_of(target), kind)
 
 
 def group_m(num_ranks: int, tiles_m: int) -> int:
@@ -207,23 +242,23 @@ def head_of(m: int, rank_rows: int, tile_m: int, own_first: bool) -> int:
 def planned(program: Program, config: Schedule, problem: Any, target: Target) -> pipeline.Stages:
     """The plan of a traced program of one product and one collective, which runs as `config` says.
     `m` is its one open size: calls of a class of sizes get one plan."""
-    nodes = problem.nodes if len(problem.nodes) > 1 else ()
-    is_far = config.transport == SM_PUSH and len(nodes) > 1
+    is_far = config.transport == SM_PUSH and len(problem.nodes) > 1
     engine = "sm_put" if is_far else config.transport
     chunks = config.chunks if config.transport == CE_PUSH else 0
-    return planned_by(program, config, engine, problem, target, chunks=chunks, nodes=nodes)
+    return planned_by(program, config, engine, problem, target, chunks)
 
 
 def planned_by(
-    program: Program, config: Schedule, engine: str, problem: Any, target: Target, *,
-    chunks: int = 0, nodes: tuple[int, ...] = (),
-) -> pipeline.Stages:  # fmt: skip
-    """The same by an engine, in so many chunks; `nodes` as far as the plan's order follows them."""
+    program: Program, config: Schedule, engine: str, problem: Any, target: Target, chunks: int = 0
+) -> pipeline.Stages:
+    """The same by an engine, in so many chunks."""
     m, ranks = class_of(problem.m), problem.num_ranks
+    nodes = problem.nodes if len(problem.nodes) > 1 else ()
     return _planned(program, config, engine, chunks, m, ranks, target, nodes)
 
 
-@lru_cache(maxsize=256)
+# A product has some seventy plans for all m; a model a few products.
+@lru_cache(maxsize=1024)
 def _planned(
     program: Program, config: Schedule, engine: str, chunks: int, m: int, num_ranks: int,
     target: Target, nodes: tuple[int, ...],
@@ -234,7 +269,7 @@ def _planned(
     tile = config.tile
     if placed.task(product).kind == "grouped_matmul":
         # Signals say which tokens are there, not which tiles: another variant may have others.
-        tile = (tile[0], gemm_sm90.wide_columns(tile[1]), tile[2])
+        tile = (tile[0], multiply_sm90.wide_columns(tile[1]), tile[2])
         if placed.task(collective).kind == "all_gather":
             is_fed = config.transport == SM_PUSH
             engine, chunks = ("feed", config.pushers) if is_fed else (CE_PUSH, 1)

@@ -18,7 +18,7 @@ from weft.emulator.choices import Chooser, Sight
 from weft.emulator.clocks import Agents, Clock
 from weft.emulator.findings import Findings, index_of
 from weft.emulator.ledger import Ledger
-from weft.emulator.memory import Allocation, Memory
+from weft.emulator.memory import Allocation, Memory, SyncWord
 from weft.emulator.observation import Observation, Observer, Watch
 from weft.emulator.scheduler import Waiters
 from weft.emulator.shadow import Shadow
@@ -28,31 +28,28 @@ from weft.language.triton_api import TRITON_VERSION
 class Checker:
     """Memory and its shadow, the agents' clocks, what was found.
 
-    With `is_on` accesses are checked for races, bounds and uninitialised reads. `watches` are
-    called for all that synchronises; `sight` says which value of a word an atomic load sees.
+    `watches` are called for all that synchronises; `sight` says which value of a word an atomic
+    load sees.
     """
 
     def __init__(
-        self, name: str, num_ranks: int, is_on: bool, chooser: Chooser,
-        observers: Sequence[Observer],
-    ) -> None:  # fmt: skip
-        self.is_on = is_on
+        self, name: str, num_ranks: int, chooser: Chooser, observers: Sequence[Observer]
+    ) -> None:
         self.memory = Memory()
         self.agents = Agents()
         self.shadow = Shadow(self.agents)
         self.watches: list[Watch] = []
         self.findings = Findings(name, num_ranks, self.agents, self.watches)
         self.sight = chooser if isinstance(chooser, Sight) else None
-        self.ledger: Ledger | None = None
         if isinstance(chooser, Watch):
             self.watches.append(chooser)
         if observers:
             self.watches.append(Observation(self.agents, list(observers)))
-        if is_on:  # behind the observers: they hear of a signal before its fault
-            self.ledger = Ledger(self.agents, self.shadow, self.findings)
-            self.watches.append(self.ledger)
-            self.findings.weak_link = self.ledger.weak_link
-            self.findings.overwritten = self.shadow.overwritten.get
+        # Behind the observers: they hear of a signal before its fault.
+        self.ledger = Ledger(self.agents, self.shadow, self.findings)
+        self.watches.append(self.ledger)
+        self.findings.weak_link = self.ledger.weak_link
+        self.findings.overwritten = self.shadow.overwritten.get
 
 
 # From this version on a release by tl.atomic_* completes the program's asynchronous stores.
@@ -69,7 +66,7 @@ class Access:
     `shadow` is the view that it goes through where `cells` has only its first cell.
     """
 
-    __slots__ = ("allocation", "by", "cells", "loc", "segment", "shadow")
+    __slots__ = ("allocation", "by", "cells", "clock", "loc", "owns", "segment", "shadow")
     what, fault = "", "uninitialised"
 
     def __init__(
@@ -81,19 +78,15 @@ class Access:
         self.loc = loc
         self.cells = cells
         self.segment = by.segment(loc) if segment is None else segment
+        self.clock, self.owns = by.clock, by.owns
         self.shadow = shadow
 
-    def conflict(self, number: int):
-        """The callback for a transition out of history `number`."""
-
-        def report(kind: str, earlier: int) -> None:
-            by = self.by
-            by.findings.race(
-                by, self.allocation, self.where(number), self.what, kind, earlier, self.loc,
-                self.segment, by.shadow.histories[number].writer,
-            )  # fmt: skip
-
-        return report
+    def conflict(self, number: int, kind: str, earlier: int) -> None:
+        by = self.by
+        by.findings.race(
+            by, self.allocation, self.where(number), self.what, kind, earlier, self.loc,
+            self.segment, by.shadow.histories[number].writer,
+        )  # fmt: skip
 
     def where(self, number: int) -> int:
         """The first cell of this access whose history is `number`."""
@@ -116,12 +109,10 @@ class Read(Access):
     what = "read"
 
     def __call__(self, number: int) -> int:
-        by = self.by
-        if by.shadow.histories[number].is_unwritten and self.unwritten(number):
+        shadow = self.by.shadow
+        if shadow.histories[number].is_unwritten and self.unwritten(number):
             return number
-        return by.shadow.after_read(
-            number, self.segment, by.clock, by.owns, self.conflict(number)
-        )  # fmt: skip
+        return shadow.after_read(number, self)
 
 
 class Moved(Read):
@@ -139,10 +130,7 @@ class Write(Access):
     what = "write"
 
     def __call__(self, number: int) -> int:
-        by = self.by
-        return by.shadow.after_write(
-            number, self.segment, by.clock, by.owns, self.conflict(number)
-        )  # fmt: skip
+        return self.by.shadow.after_write(number, self)
 
 
 class Atomic(Access):
@@ -158,14 +146,12 @@ class Atomic(Access):
         history = by.shadow.histories[number]
         if history.is_unwritten and not self.modifies:
             self.unwritten(number)
-        if history.reads is not None and by.ledger is not None:
+        if history.reads is not None:
             by.ledger.was_read(self.allocation)
         if by.adds_floats and history.atomics is not None:
             where = self.where(number)
             by.findings.arrival(by, self.allocation, where, history.atomics, self.loc)
-        return by.shadow.after_atomic(
-            number, self.segment, by.clock, by.owns, self.conflict(number), self.modifies
-        )
+        return by.shadow.after_atomic(number, self, self.modifies)
 
 
 class Awaited(Atomic):
@@ -182,11 +168,11 @@ class Accessor:
     """
 
     adds_floats = False  # while it does: sums then depend on the order
+    sees_newest = False  # at its next look: nobody sees an old value for ever
 
     def __init__(
         self, checker: Checker, waiters: Waiters, agent: int, clk: int, clock: Clock, work: Any
     ) -> None:
-        self.checks = checker.is_on
         self.memory = checker.memory
         self.shadow = checker.shadow
         self.agents = checker.agents
@@ -225,6 +211,9 @@ class Accessor:
 
     def complete_stores(self) -> None:
         """All asynchronous stores so far are done, as seen by releases."""
+
+    def saw(self, word: SyncWord, scope: Scope) -> None:
+        """A relaxed look at a word: a fence behind it may yet make it an acquire."""
 
     def pause(self, coming: str = "") -> None:
         """A point at which somebody else may go first."""
@@ -268,8 +257,6 @@ class Accessor:
 
     def touch_element(self, kind: Any, allocation, index, itemsize, loc, segment=None, **how):
         """Take one element's cells through an access of this kind."""
-        if not self.checks:
-            return
         factor = itemsize // allocation.cell_bytes
         first = index * factor
         access = kind(self, allocation, loc, np.array([first]), segment, **how)
@@ -282,7 +269,8 @@ class Accessor:
     def atomic(
         self, allocation, index, dtype, loc, order, scope, change, *, how="update", kind=Atomic
     ):
-        """One atomic access: `change(old)` is the new value. Returns the old one.
+        """One atomic access: `change(old)` is the new value, None if it writes none: an exchange
+        that failed, which releases nothing. Returns the old one.
 
         `how`: "set" is a store, with which ends what earlier releases published, "take" one by a
         stream; of an "add" nobody gets the old value; "load" and "test" change nothing; all else
@@ -295,25 +283,32 @@ class Accessor:
         cell = index * (dtype.itemsize // allocation.cell_bytes)
         word = allocation.sync_word(cell)
         if self.sight is not None and how in ("load", "test"):
-            old, word = self.sight.seen(self, allocation, cell, old, word)
-        new = change(old)
-        modifies = bool(new != old or replaces)
-        if self.checks:
-            segment = self.segment(loc, scope)
-            self.touch_element(
-                kind, allocation, index, dtype.itemsize, loc, segment, modifies=modifies
+            newest, is_due = old, self.sees_newest
+            old, word = self.sight.seen(
+                self, allocation, cell, old, word, lambda value: not is_due or value == newest
             )
+            self.sees_newest = False
+        new = change(old)
+        writes = new is not None
+        modifies = bool(writes and (new != old or replaces))
+        segment = self.segment(loc, scope)
+        self.touch_element(kind, allocation, index, dtype.itemsize, loc, segment, modifies=modifies)
         if order.acquires:
             self.learn(word.acquire(self.device_number, scope))
+        else:
+            self.saw(word, scope)
         if replaces:
             word.published.clear()
-        if order.releases:
+        releases = writes and order.releases
+        if releases:
             if RELEASE_COMPLETES_STORES:
                 self.complete_stores()
             word.release(self.device_number, scope, self.publish())
-        place, release = self.place_of(loc), scope if order.releases else None
+        place, release = self.place_of(loc), scope if releases else None
         if modifies:
             view[index] = new
+            if how == "update" and new < old:  # not a ticket, which counts up
+                self.ledger.met(self, allocation, cell, place, scope if order.acquires else None)
             for watch in self.watches:
                 if how == "take":
                     watch.taken(self, allocation, cell, place)

@@ -11,7 +11,7 @@ import torch
 
 from weft.base.place import Place
 from weft.base.vocabulary import Order, Scope
-from weft.emulator.accesses import Accessor, Atomic, Moved, Read, Write
+from weft.emulator.accesses import Accessor, Atomic, Awaited, Moved, Read, Write
 from weft.emulator.affine import AffinePointers, Window, find_window
 from weft.emulator.clocks import NOWHERE
 from weft.emulator.device import Device, Work
@@ -69,18 +69,23 @@ class MovedWord(Atomic):
 class Actor(Accessor):
     """Does strided accesses under one agent's clock, at one place of the host's code.
 
-    A stream's is part of no device: only system scope includes it.
+    A stream's is part of no device: only system scope includes it, except for a word that it
+    writes.
     """
 
     place: Place
 
     @classmethod
-    def of_work(cls, work: Work, what: str) -> Actor:
-        """Somebody to do `work`'s accesses, ordered behind its stream's earlier work."""
+    def of_work(cls, work: Work, what: str, *, of_device: bool = False) -> Actor:
+        """Somebody to do `work`'s accesses, ordered behind its stream's earlier work.
+
+        `of_device`: the device scope of the stream's rank includes it.
+        """
         stream, device = work.stream, work.stream.device
         agent = device.checker.agents.add(
-            stream.identity(what), stream.number, work.position, device=NOWHERE
-        )
+            stream.identity(what), stream.number, work.position,
+            device=None if of_device else NOWHERE,
+        )  # fmt: skip
         actor = cls(device.checker, device.waiters, agent, 0, work.clock, work)
         actor.place = work.place
         return actor
@@ -113,22 +118,36 @@ class Actor(Accessor):
         source, target = windows
         if source is None or target is None:
             return
-        if self.checks:
-            self._touch(source, Read)
-            self._touch(target, Write)
+        self._touch(source, Read)
+        self._touch(target, Write)
         target.data[...] = source.data
 
     def read_word(self, address: int) -> int:
         return self._word(address, "reads", Order.RELAXED, "load", MovedWord)
 
-    def write_word(self, address: int, value: int) -> int:
-        """Store a signal word behind everything that this actor's stream has done; the old one."""
-        return self._word(address, "signals", Order.RELEASE, "set", value=value)
+    def write_word(self, address: int, value: int, dtype: np.dtype = WORD) -> None:
+        """Store a signal word behind everything that this actor's stream has done."""
+        self._word(address, "signals", Order.RELEASE, "set", value=value, dtype=dtype)
+
+    def begin_wait(self, address: int, dtype: np.dtype) -> None:
+        """Look at a word for the first time, knowing nothing yet of who signals it: whatever writes
+        it without a signal, a reset say, must be ordered before, or after, this look."""
+        found = self.memory.find(address)
+        if found is None or address + dtype.itemsize > found.end:
+            return  # the look that ends the wait reports it
+        located = self.locate(address, dtype.itemsize, "waits for", None)
+        if located is not None:
+            segment = self.segment(None, Scope.SYSTEM)
+            self.touch_element(Awaited, *located, dtype.itemsize, None, segment, modifies=False)
+
+    def acquire_word(self, address: int, dtype: np.dtype) -> None:
+        """Know from here on what was released with the word."""
+        self._word(address, "waits for", Order.ACQUIRE, "load", dtype=dtype)
 
     def take_word(self, address: int) -> None:
         """Set a word that is 1 back to 0, knowing from here on what was released with the 1."""
         found = self.memory.find(address)
-        if self.checks and found is not None:
+        if found is not None:
             cell = (address - found.address) // found.cell_bytes
             if self.shadow.histories[int(found.shadow[cell])].is_unwritten:
                 index = found.index(address, found.cell_bytes)
@@ -137,17 +156,17 @@ class Actor(Accessor):
 
     def _word(
         self, address: int, what: str, order: Order, how: str, kind: Any = Atomic,
-        value: int | None = None,
+        value: int | None = None, dtype: np.dtype = WORD,
     ) -> int:  # fmt: skip
-        located = self.locate(address, WORD.itemsize, what, None)
+        located = self.locate(address, dtype.itemsize, what, None)
         if located is None:
             return 0
 
         def change(old: Any) -> Any:
-            return old if value is None else WORD.type(value)
+            return old if value is None else dtype.type(value)
 
         return int(
-            self.atomic(*located, WORD, None, order, Scope.SYSTEM, change, how=how, kind=kind)
+            self.atomic(*located, dtype, None, order, Scope.SYSTEM, change, how=how, kind=kind)
         )
 
     def _window(self, span: Span, what: str = "") -> Window | None:
@@ -167,7 +186,7 @@ class Actor(Accessor):
 
     def _touch(self, window: Window, kind: Any) -> None:
         allocation, first = window.allocation, window.first_cell()
-        if allocation.sync and self.ledger is not None:
+        if allocation.sync:
             start, nbytes = window.span()
             start //= allocation.cell_bytes
             end = start + -(-nbytes // allocation.cell_bytes)

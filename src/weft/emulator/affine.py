@@ -33,14 +33,6 @@ class AffinePointers:
     def __array__(self, dtype=None, copy=None) -> np.ndarray:
         return affine_tile(self.start, self.steps, self.shape, np.dtype(dtype or np.int64))
 
-    def window(self, box: Box) -> AffinePointers:
-        """The pointers inside `box`."""
-        start, shape = self.start, []
-        for (first, end), step in zip(box, self.steps, strict=True):
-            start += first * step
-            shape.append(end - first)
-        return AffinePointers(start, self.steps, tuple(shape))
-
     def bounds(self) -> tuple[int, int]:
         """The lowest and the highest address."""
         return bounds(self.start, zip(self.steps, self.shape, strict=True))
@@ -152,13 +144,17 @@ def find_window(
     if itemsize < allocation.cell_bytes:
         allocation.refine(itemsize)
     data = np.ndarray(shape, dtype, allocation.buffer, offset, steps)
+    return Window(allocation, data, shadow_of(allocation, data, offset), address, inside)
+
+
+def shadow_of(allocation: Allocation, data: np.ndarray, offset: int) -> np.ndarray:
+    """The cells of elements that begin `offset` bytes behind the allocation; with an axis more
+    where an element has several."""
     cell = allocation.cell_bytes
     first_cell = offset // cell * 4
-    if itemsize == cell:
-        cell_steps = tuple([step // cell * 4 for step in steps])
-        shadow = np.ndarray(shape, np.int32, allocation.shadow, first_cell, cell_steps)
-    else:
-        factor = itemsize // cell
-        cell_steps = (*[step // cell * 4 for step in steps], 4)
-        shadow = np.ndarray((*shape, factor), np.int32, allocation.shadow, first_cell, cell_steps)
-    return Window(allocation, data, shadow, address, inside)
+    cell_steps = tuple([step // cell * 4 for step in data.strides])
+    shadow = allocation.shadow
+    if data.itemsize == cell:
+        return np.ndarray(data.shape, np.int32, shadow, first_cell, cell_steps)
+    shape = (*data.shape, data.itemsize // cell)
+    return np.ndarray(shape, np.int32, shadow, first_cell, (*cell_steps, 4))

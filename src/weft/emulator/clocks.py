@@ -106,10 +106,13 @@ class Clock:
         start, news = other, self._last
         if self._last.count >= other._last.count:
             start, news = self, other._last
-        self.agents, self._last = start.agents, start._last
+        agents, last = start.agents, start._last
         while news is not shared:
-            self.learn(news.agent, news.clock)
+            if agents.get(news.agent, -1) < news.clock:
+                agents = agents.set(news.agent, news.clock)
+                last = _Update(news.agent, news.clock, last)
             news = news.parent
+        self.agents, self._last = agents, last
 
     def _merge(self, other: Clock) -> None:
         """Join where nothing is shared: what the smaller one knows goes into the larger."""
@@ -122,9 +125,11 @@ class Clock:
         if found is None:
             known = large.agents.get
             news = {a: c for a, c in small.agents.items() if known(a, -1) < c}
-            found = large.agents, large._last
-            if news:
-                found = large.agents.update(news), _Update(-1, 0, None)
+            # Behind the larger one's updates, which its relatives share with what comes of it.
+            last = large._last
+            for agent, clock in news.items():
+                last = _Update(agent, clock, last)
+            found = large.agents.update(news), last
             if len(_merged) >= MERGES_KEPT:
                 _merged.clear()
             _merged[key] = found
@@ -181,6 +186,8 @@ class Agents:
         # When a segment began, in steps of whoever observes the machine; None where nobody does.
         self.segment_step: list[int | None] = [None, None]
         self.step: int | None = None
+        # Of a segment of asynchronous stores: the agent that issued them, and its clock then.
+        self.issuer: dict[int, tuple[int, int]] = {}
         self._calls: dict[tuple[int, str], dict[int, int]] = {}
 
     def add(

@@ -10,7 +10,7 @@ import builtins
 import keyword
 import linecache
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import count
@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from weft.base.errors import UnsupportedError
 from weft.base.place import Place
 from weft.emulator import numerics
 from weft.emulator.affine import (
@@ -28,6 +29,8 @@ from weft.emulator.affine import (
     index_overflow,
 )
 from weft.emulator.function_writer import FunctionWriter
+from weft.emulator.inline_ptx import THREADS_OF_A_WARP, Assembly
+from weft.emulator.tensor_memory import MatrixLayout, ScalesLayout
 from weft.ir.ttir import Module
 from weft.ir.ttir_parser import parse
 
@@ -41,16 +44,18 @@ LIBRARY: dict[str, Any] = {
 LIBRARY |= {name: dtype for name, dtype in numerics.DTYPES.items() if name != "ptr"}
 LIBRARY |= {"np": np, "LOCATIONS": (), "AffinePointers": AffinePointers}
 LIBRARY |= {f.__name__: f for f in (affine_tile, box_tile, fits_i32, index_overflow)}
+LIBRARY |= {one.__name__: one for one in (MatrixLayout, ScalesLayout)}
 
 
 class Namespace:
-    """What the functions of one kernel share; `values` are the globals of its module.
+    """What the functions of one kernel share; `values` are the globals of its module."""
 
-    With `affine` tiles of pointers may stay in their form as integers (emulator/affine.py).
-    """
-
-    def __init__(self, functions: Iterable[str], affine: bool) -> None:
-        self.affine = affine
+    def __init__(
+        self, functions: Iterable[str], num_warps: int, layouts: Mapping[str, str]
+    ) -> None:
+        self.num_warps = num_warps
+        self.layouts = layouts
+        self.num_threads = THREADS_OF_A_WARP * num_warps
         self.values: dict[str, Any] = dict(LIBRARY)
         self.constants: dict[Any, str] = {}
         self.places: dict[Place, int] = {}
@@ -93,6 +98,12 @@ class Namespace:
             self.constants[key] = identifier
         return self.constants[key]
 
+    def assembly(self, assembly: Assembly) -> str:
+        """A global that holds `assembly`."""
+        identifier = self.identifier("", ("assembly", assembly), "assembly")
+        self.values[identifier] = assembly
+        return identifier
+
     def location(self, place: Place) -> int:
         return self.places.setdefault(place, len(self.places))
 
@@ -127,27 +138,36 @@ class EmulatedKernel:
     parameters: tuple[Parameter, ...]
     locations: list[Place]
     source: str
+    num_threads: int
 
 
 @lru_cache(maxsize=1024)
-def compile_ttir(text: str, affine: bool = False) -> EmulatedKernel:
+def compile_ttir(text: str) -> EmulatedKernel:
     """The kernel in the TTIR `text` as a Python function; one text is compiled once.
 
-    With `affine`, `rt.load` and `rt.store` are given AffinePointers and box masks where a tile is
-    that regular (see emulator/affine.py); without, always arrays.
+    `rt.load` and `rt.store` are given AffinePointers and box masks where a tile is that regular
+    (emulator/affine.py).
 
     Raises  UnsupportedError: an operation the emulator does not know, with the user's line
             CompileError: text that is not TTIR
     """
-    return write_kernel(parse(text), affine)
+    return write_kernel(parse(text))
 
 
-def write_kernel(
-    module: Module, affine: bool, writer: type[FunctionWriter] = FunctionWriter
-) -> EmulatedKernel:
-    """The kernel of a module, as one module of Python."""
-    names = Namespace(module.functions, affine)
-    source = "\n\n".join(writer(names, function).text() for function in module.functions.values())
+def write_kernel(module: Module) -> EmulatedKernel:
+    """The kernel of a module, as one module of Python.
+
+    Raises  UnsupportedError: an operation the emulator does not know, with the user's line
+    """
+    if module.num_ctas > 1:
+        raise UnsupportedError(
+            f"{module.kernel.name} is for clusters of {module.num_ctas} blocks, which the emulator"
+            " does not run: launch it with num_ctas=1",
+            place=module.kernel.place,
+        )
+    names = Namespace(module.functions, module.num_warps, module.layouts)
+    functions = module.functions.values()
+    source = "\n\n".join(FunctionWriter(names, function).text() for function in functions)
     kernel = module.kernel
     # A number that no other kernel gets: reports look up a line by this name.
     filename = f"<weft emulator: {kernel.name} {next(_numbers)}>"
@@ -162,4 +182,5 @@ def write_kernel(
         tuple(Parameter(value.name, value.type.text) for value in kernel.parameters),
         locations,
         source,
+        names.num_threads,
     )

@@ -6,17 +6,19 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 
-from weft.base.errors import UnsupportedError
+from weft.base.errors import UnsupportedError, UsageError
 from weft.base.place import Place
 from weft.base.user_place import user_place
-from weft.emulator.actors import Actor, address_of, span_of
+from weft.emulator.actors import CELLS, Actor, address_of, span_of
 from weft.emulator.clocks import Clock
 from weft.emulator.device import Stream, Work
 from weft.emulator.machine import Machine
 from weft.emulator.memory import Allocation
+from weft.emulator.variables import variable_at
 from weft.emulator.works import Event, EventRecord, EventWait
 
 _THREAD = threading.local()
@@ -41,6 +43,14 @@ def current() -> RankContext | None:
     return getattr(_THREAD, "context", None)
 
 
+def context_of_rank(what: str) -> RankContext:
+    """The context of the emulated rank that calls `what`."""
+    context = current()
+    if context is None:
+        raise UsageError(f"{what} is for the host code of an emulated rank", place=user_place())
+    return context
+
+
 class RankContext:
     """One rank of a session. `belongings` is a place for others to keep what is per rank."""
 
@@ -49,13 +59,13 @@ class RankContext:
         self.device = machine.device
         self.hosts = machine.hosts
         self.memory = machine.memory
-        self.time = machine.time
         self.rank = rank
-        self.checks = machine.checker.is_on
         self.stream = self.device.stream(rank)
         self.recording: Any = None  # a Recording under way: it is given what would else be queued
         self.num_recordings = 0
         self.belongings: dict[Any, Any] = {}
+        # By storage that only torch has seen: who filled it.
+        self._fills: WeakKeyDictionary[Any, Actor] = WeakKeyDictionary()
         self._polled: Any = None
         self._polls = self._in_vain = 0
 
@@ -83,8 +93,6 @@ class RankContext:
         stream = stream or self.stream
         self._drain(stream)
         self.hosts.current().clock.join(stream.clock)
-        if self.time is not None:
-            self.time.host_learns(self.rank, None, self.time.host_at(self.rank, stream.number))
 
     def _drain(self, stream: Stream, remark: str = "", may_go_on: bool = False) -> bool:
         target, why = stream.enqueued, f"the work queued on stream {stream.name}{remark}"
@@ -99,9 +107,8 @@ class RankContext:
         for watch in self.hosts.watches:
             watch.took(key)
 
-    def past(self, in_stream: bool = True) -> tuple[Clock, float]:
-        """What this rank's host, and its current stream, know and have done, for other ranks; and
-        the simulated time up to which that goes."""
+    def past(self, in_stream: bool = True) -> Clock:
+        """What this rank's host, and its current stream, know and have done, for other ranks."""
         if in_stream and self.recording is not None:
             raise UnsupportedError(
                 "ranks cannot meet on the host while a recording is under way: nothing that was "
@@ -113,28 +120,21 @@ class RankContext:
         clock = self.hosts.publish(self.rank)
         if in_stream:
             clock.join(self.stream.clock)
-        number = self.stream.number if in_stream else None
-        return clock, 0.0 if self.time is None else self.time.host_at(self.rank, number)
+        return clock
 
-    def learn(self, pasts: Iterable[tuple[Clock, float]], in_stream: bool = True) -> None:
+    def learn(self, pasts: Iterable[Clock], in_stream: bool = True) -> None:
         """What follows on the host, and on the current stream, is ordered after `pasts`."""
-        host, latest = self.hosts.current(), 0.0
-        for clock, time in pasts:
+        host = self.hosts.current()
+        for clock in pasts:
             host.clock.join(clock)
             if in_stream:
                 self.stream.clock.join(clock)
-            latest = max(latest, time)
-        if self.time is not None:
-            number = self.stream.number if in_stream else None
-            self.time.host_learns(self.rank, number, latest)
 
     @contextmanager
     def operation(self, place: Place | None = None) -> Iterator[Actor]:
         """Do something on this thread as the idle current stream's next work."""
         stream, work = self.stream, _Inline(place or user_place())
         stream.admit(work)
-        if self.time is not None:
-            self.time.queued(work)
         stream.begin(work)
         try:
             yield Actor.of_work(work, "torch")
@@ -167,23 +167,45 @@ class RankContext:
 
     # ---- device work
 
-    def enqueue(self, make: Callable[[], Work], stream: Stream | None = None) -> None:
-        """Queue the work that `make` makes, or record how to make it."""
-        stream = stream or self.stream
+    def enqueue(self, make: MakeWork) -> None:
+        """Queue the work that `make` makes on the current stream, or record how to make it."""
         if self.recording is None:
-            stream.enqueue(make())
+            self.stream.enqueue(make())
         else:
-            self.recording.add(stream, make)
+            self.recording.add(self.stream, make)
 
     def order(self, later: Stream, earlier: Stream) -> None:
         """Work of `later` from here on starts after what `earlier` holds now."""
-        if self.recording is not None:
-            self.recording.order(later, earlier)
-            return
         if later is not earlier:
-            event, place = Event(), user_place()
-            earlier.enqueue(EventRecord(event, place=place))
-            later.enqueue(EventWait(event, place=place))
+            if self.recording is not None:
+                self.recording.check_holds(earlier, later)
+            self.follow(later, self.mark(earlier))
+
+    def mark(self, stream: Stream) -> Any:
+        """What `stream` holds now: a point that others may follow."""
+        if self.recording is not None:
+            return self.recording.mark(stream)
+        event = Event()
+        stream.enqueue(EventRecord(event, place=user_place()))
+        return event
+
+    def follow(self, later: Stream, mark: Any) -> None:
+        """Work of `later` from here on starts after what was marked."""
+        if self.recording is not None:
+            self.recording.follow(later, mark)
+        elif not isinstance(mark, Event):
+            raise UsageError(
+                "an event that was recorded in a capture is waited for outside of it",
+                place=user_place(),
+            )
+        else:
+            later.enqueue(EventWait(mark, place=user_place()))
+
+    def variable(self, makers: Sequence[str]) -> str:
+        """The variable that the user assigns what one of `makers` gives to; "" if it is unclear."""
+        frame = user_place().outermost
+        turns = self.belongings.setdefault("turns", {})
+        return "" if frame is None else variable_at(frame, makers, turns)
 
     def keeping(self, *tensors: torch.Tensor) -> Kept:
         """What a piece of work keeps alive until it has run."""
@@ -198,13 +220,29 @@ class RankContext:
             return known
         storage = tensor.untyped_storage()
         base, nbytes = storage.data_ptr(), storage.nbytes()
+        fill = self._fills.pop(storage, None) if initialised else None
         # A view's kernel may also be handed its whole: what counts is the storage.
         whole = tensor.is_contiguous() and tensor.numel() * tensor.element_size() == nbytes
         shape: Sequence[int] = tensor.shape if whole else ()
-        return self.memory.register(
+        allocation = self.memory.register(
             base, nbytes, tensor.element_size(), self.rank, name,
-            initialised=initialised, shape=tuple(shape), owner=storage,
+            initialised=initialised and fill is None, shape=tuple(shape), owner=storage,
         )  # fmt: skip
+        if fill is not None:
+            itemsize = allocation.cell_bytes
+            fill.access([(base, (nbytes // itemsize,), (itemsize,), CELLS[itemsize])], True)
+        return allocation
+
+    def filled(self, tensor: torch.Tensor) -> None:
+        """The current stream gives words a start, of which it and whoever waits for it know."""
+        stream, work = self.stream, _Inline(user_place())
+        if stream.idle:
+            stream.admit(work)
+            stream.begin(work)
+            stream.finished(work)
+        else:
+            stream.enqueue(work)
+        self._fills[tensor.untyped_storage()] = Actor.of_work(work, "torch")
 
     def _known(self, address: int, name: str) -> Allocation | None:
         """The tracked memory at `address`, which is called `name` if it had no name yet."""
@@ -255,9 +293,13 @@ class RankContext:
             place = user_place()
             if known.heap_offset is not None:
                 self.polls(address_of(tensor), place)
-            if self.checks:
-                Actor.of_host(self.device, self.rank, place).access([span_of(tensor)], False)
+            Actor.of_host(self.device, self.rank, place).access([span_of(tensor)], False)
 
 
 class _Inline(Work):
+    """What torch does at once, on the host; where it is queued, its place in the stream counts."""
+
     kind = "torch operation"
+
+    def start(self) -> None:
+        self.stream.finished(self)

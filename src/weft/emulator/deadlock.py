@@ -14,7 +14,8 @@ from weft.emulator.device import Device
 from weft.emulator.findings import element_name, tensor_name
 from weft.emulator.programs import Program
 from weft.emulator.reachable import signals_ahead, signals_of
-from weft.emulator.works import KernelWork, TokenWork, WordCopyWork
+from weft.emulator.shared_memory import SharedMemory
+from weft.emulator.works import KernelWork, TokenWork, WordCopyWork, WordWait, WordWork
 
 # So many of those who could have signalled are named.
 MAX_SIGNALLERS = 4
@@ -22,7 +23,12 @@ MAX_SIGNALLERS = 4
 # The kinds of a deadlock, causes before what follows from them.
 ORDER = ("lost signal", "unsatisfiable wait", "residency", "deadlock")
 
-Stuck = Program | TokenWork
+BARRIER_REMEDY = (
+    "arrive as often as mbarrier.init says, expect as many bytes as are loaded, and wait for the"
+    " parity of the phase: that of how many have ended before"
+)
+
+Stuck = Program | WordWait
 
 
 class Verdict(NamedTuple):
@@ -50,12 +56,7 @@ class Deadlock:
     def findings(self) -> list[Finding]:
         if self.checker.findings.failed or self.device.hosts.have_failed:
             return []  # what ended before its time is the cause, and is reported already
-        groups: dict[Any, list[Stuck]] = {}
-        for waiter in self.stuck:
-            waiting = waiter.waiting
-            key = (waiting.place, waiting.allocation.name, _name(waiter))
-            groups.setdefault(key, []).append(waiter)
-        found = [(self._judge(group), group) for group in groups.values()]
+        found = [(self._judge(group), group) for group in self._groups()]
         if self.unstarted and all(verdict.kind != "residency" for verdict, _ in found):
             found = [(verdict._replace(kind="residency"), group) for verdict, group in found]
         # What cannot be satisfied is the cause of what waits for it: first, and with the table.
@@ -67,9 +68,9 @@ class Deadlock:
         if any(verdict.kind == "residency" for verdict, _ in found):
             message, remedy = _residency(self.unstarted, self.device.num_sms)
             remedy += self._beside()
-        lines = [self._waiting_line(group) + verdict.line for verdict, group in found]
-        lines += [*self._host_lines(), *self._stream_lines()]
-        text = message + "".join(f"\n    {line}" for line in lines)
+        text = self._table(
+            message, [self._waiting_line(group) + verdict.line for verdict, group in found]
+        )
         if not found:
             for host in self.device.hosts:
                 remedy = getattr(host.why, "remedy", remedy)
@@ -82,11 +83,29 @@ class Deadlock:
             text, remedy = "the same deadlock, at another line", ""
         return findings
 
+    def left_behind(self) -> str:
+        """The table of those that wait where a rank's code has raised an error; "" without any."""
+        message, lines = "meanwhile", [self._waiting_line(group) for group in self._groups()]
+        text = self._table(message, lines)
+        return "" if text == message else text
+
+    def _groups(self) -> list[list[Stuck]]:
+        """Those that wait at one line."""
+        groups: dict[Any, list[Stuck]] = {}
+        for waiter in self.stuck:
+            waiting = waiter.waiting
+            key = (waiting.place, waiting.allocation.name, _name(waiter))
+            groups.setdefault(key, []).append(waiter)
+        return list(groups.values())
+
+    def _table(self, message: str, lines: list[str]) -> str:
+        lines = [*lines, *self._host_lines(), *self._stream_lines()]
+        return message + "".join(f"\n    {line}" for line in lines)
+
     def _judge(self, waiters: list[Stuck]) -> Verdict:
         """Why the waits at one line are in vain."""
         waiting = waiters[0].waiting
-        ledger = self.checker.ledger
-        lost = [found for one in waiters if ledger and (found := ledger.lost(one.waiting))]
+        lost = [found for one in waiters if (found := self.checker.ledger.lost(one.waiting))]
         if lost:
             value, side = lost[0]
             line = f"\n      it was {value} until it was set back at {_short(side.place)}"
@@ -94,6 +113,8 @@ class Deadlock:
                 "do not set a word back that somebody still waits for; count on, or use an epoch"
             )
             return Verdict("lost signal", line, side, remedy)
+        if isinstance(waiting.allocation, SharedMemory):
+            return Verdict("deadlock", remedy=BARRIER_REMEDY)
         if any(
             signals_of(work.kernel, work.args, waiting.allocation, self.checker.memory)
             for work in self.unstarted
@@ -115,7 +136,7 @@ class Deadlock:
         awaited, memory = waiters[0].waiting.allocation, self.checker.memory
         found: dict[str, None] = {}
         for other in self.stuck:
-            if isinstance(other, TokenWork):
+            if isinstance(other, WordWait):
                 continue  # what stands behind it is seen below
             kernel, frame = other.work.kernel, other.coroutine.gr_frame
             for place in signals_ahead(kernel, other.work.args, awaited, memory, frame):
@@ -129,9 +150,10 @@ class Deadlock:
                     for place in signals_of(work.kernel, work.args, awaited, memory):
                         what = f"rank {stream.rank} {work.kernel.name}, which has not started"
                         found[f"{what}: {_short(place)}"] = None
-                elif isinstance(work, WordCopyWork):
+                elif isinstance(work, (WordCopyWork, WordWork)):
                     if awaited.address <= work.dst < awaited.end:
-                        found[f"rank {stream.rank} a copy: {_short(work.place)}"] = None
+                        what = "a copy" if isinstance(work, WordCopyWork) else work.kind
+                        found[f"rank {stream.rank} {what}: {_short(work.place)}"] = None
         return list(found)[:MAX_SIGNALLERS]
 
     def _beside(self) -> str:
@@ -183,7 +205,7 @@ class Deadlock:
 
     def _waiting_side(self, waiter: Stuck) -> Side:
         waiting = waiter.waiting
-        who = waiter.stream.identity(waiter.kind) if isinstance(waiter, TokenWork) else None
+        who = waiter.stream.identity(waiter.kind) if isinstance(waiter, WordWait) else None
         fields = {
             "tensor": tensor_name(waiting.allocation), "index": waiting.index,
             "note": f"sees {waiting.seen}, waits for {_wants(waiter)[0]}",
@@ -253,21 +275,27 @@ def _residency(unstarted: list[KernelWork], num_sms: int) -> tuple[str, str]:
 
 def _name(waiter: Stuck) -> str:
     """The kernel's name, or that of the stream."""
-    if isinstance(waiter, TokenWork):
+    if isinstance(waiter, WordWait):
         return f"stream {waiter.stream.name}"
-    return waiter.work.kernel.name
+    return f"{waiter.work.kernel.name}{waiter.partition}"
 
 
 def _wants(waiter: Stuck) -> tuple[str, str, str]:
     """What a wait is for: as a side's note says it, as the table does, and what is there now."""
     waiting = waiter.waiting
     expected, allocation = waiting.expected, waiting.allocation
+    if isinstance(allocation, SharedMemory):
+        phase = f"phase {waiting.seen} of"
+        barrier = allocation.barriers.get(waiting.cell)
+        return f"the end of {phase}", f"to end its phase {waiting.seen}", f"at {barrier}"
     if waiting.is_packet:
         flag = f"a packet of flag {expected}"
         return f"{flag} in", f"for {flag}", f"of flag {waiting.seen}"
     word = allocation.view(np.dtype(f"i{allocation.cell_bytes}"))[waiting.cell]
     if isinstance(waiter, TokenWork):
         return "the token 1 in", "= 1, a token", str(word)
+    if isinstance(waiter, WordWait):
+        return f"{waiter.wanted} in", waiter.wanted, str(word)
     if expected is None:
         return "a change of", "another value", str(word)
     return f"at least {expected} in", f">= {expected}", str(word)

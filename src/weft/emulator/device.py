@@ -6,6 +6,7 @@ all work that it has ended, and hands that on to its next work.
 
 from __future__ import annotations
 
+import weakref
 from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -39,10 +40,6 @@ class Work:
 
     kind = "work"
     is_launch = False
-    # In simulated time; what a torch operation costs is known once it has run.
-    queued_us = begin_us = end_us = 0.0
-    nbytes = flops = 0
-    operand_bytes = 4
 
     def __init__(self, place: Place = UNKNOWN, keep: Any = None) -> None:
         self.place = place
@@ -200,10 +197,12 @@ class Device:
     def __init__(
         self, topology: Topology, num_sms: int, checker: Checker, scheduler: Scheduler,
         waiters: Waiters, hosts: Hosts, position: Callable[[Work, Stream], int | None],
+        arch: int = 0,
     ) -> None:  # fmt: skip
         self.num_ranks = topology.num_ranks
         self.num_nodes = topology.num_nodes
         self.num_sms = num_sms
+        self.arch = arch
         self.checker = checker
         self.scheduler = scheduler
         self.waiters = waiters
@@ -211,7 +210,7 @@ class Device:
         self.position = position
         self.start_kernel: Callable[[Any], None]  # set by who has the room for its programs
         self.heaps: dict[int, HeapView] = {}
-        self.heap_ranges: list[range] = []
+        self._heap_ranges: list[tuple[range, weakref.ref]] = []
         self.barriers: dict[Any, list[Work]] = {}
         self.all_streams: dict[tuple[int, str], Stream] = {}
         self._nodes = [topology.seat(rank).node for rank in range(self.num_ranks)]
@@ -247,9 +246,14 @@ class Device:
             raise RuntimeError(f"no world has its table at {table:#x}")
         return heap
 
+    def add_heap(self, addresses: range, owner: Any) -> None:
+        """A rank's symmetric heap, as long as `owner` lives: torch may get its memory then."""
+        self._heap_ranges = [one for one in self._heap_ranges if one[1]() is not None]
+        self._heap_ranges.append((addresses, weakref.ref(owner)))
+
     def on_heap(self, address: int) -> bool:
         """Is `address` on some rank's symmetric heap, allocated or not?"""
-        return any(address in addresses for addresses in self.heap_ranges)
+        return any(address in some and owner() is not None for some, owner in self._heap_ranges)
 
     def node_of(self, rank: int) -> int:
         return self._nodes[rank]

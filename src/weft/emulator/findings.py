@@ -29,6 +29,7 @@ from weft.emulator.clocks import Agents, Identity
 from weft.emulator.memory import Allocation, index_text
 from weft.emulator.observation import Watch
 from weft.emulator.remedies import Age, Before
+from weft.emulator.shared_memory import SharedMemory
 
 # What a session raises for each kind of finding; docs/findings.md says what each means.
 ERRORS: dict[str, type[Exception]] = {
@@ -44,7 +45,6 @@ ERRORS: dict[str, type[Exception]] = {
     "stale signal": SignalError,
     "stale flag": SignalError,
     "plain spin": SignalError,
-    "unfinished transfer": SignalError,
     "nondeterministic result": DeterminismError,
     "wrong answer": FindingError,
     "error": FindingError,
@@ -77,11 +77,6 @@ FAULTS = {
     "stale flag": (
         "{element} holds a packet of flag {flag} already: whoever waits for it cannot tell the new"
         " one from the old", "puts", "give every round another flag, not 0 in zeroed memory",
-    ),
-    "unfinished transfer": (
-        "the program ends with this transfer under way: no fence and no quiet comes after it, so"
-        " nobody can know when it is over", "starts a transfer",
-        "end with wl.quiet(world), or with wl.fence(world) and a signal",
     ),
     "epoch not advanced": (
         "{element} is set from {seen} back to {value}: an epoch did not advance", "sets",
@@ -184,13 +179,18 @@ class Findings:
             first_note = {"read": "reads", "write": "writes"}.get(what, "accesses atomically")
             second_note = {"read": "read", "write": "wrote"}.get(kind, "accessed atomically")
             late = self._overrun(by, what, kind, identity)
-            if late and allocation.heap_offset is not None:
+            if isinstance(allocation, SharedMemory):
+                remedy = remedies.in_block(what, kind)
+            elif late and allocation.heap_offset is not None:
                 message = f"{message}: {late}"
                 remedy = remedies.GIVE_CREDIT
-            elif weak := self.weak_link(by, agents.segment_agent[earlier], kind):
+            elif weak := self.weak_link(by, earlier, kind):
                 message, cause = f"{message}: {weak.text}", weak.cause
                 asynchronous = "asynchronous" in weak.text
                 remedy = remedies.COMPLETE_IT if asynchronous else remedies.STRENGTHEN_IT
+            elif (what, kind) == ("wait", "write") and self._is_reset(what, kind, now, identity):
+                message = f"{message}: a stale wait, which what was there before may end"
+                remedy = remedies.START_FIRST
             elif {what, kind} & {"atomic", "atomic access", "wait"} and cell in allocation.sync:
                 if self._is_reset(what, kind, now, identity):
                     message = f"{message}: a signal word is reset while others may signal it"

@@ -21,10 +21,17 @@ from weft.base.place import Place
 from weft.emulator import numerics
 from weft.emulator.operations import OPERATIONS
 from weft.emulator.operations.control import TERMINATORS
+from weft.emulator.operations.gluon import in_flight, looks_at
 from weft.emulator.operations.indexing import Affine, Boxed, Text
-from weft.ir.ttir import Function, Op, Type, Value, parse_type
+from weft.ir.ttir import Function, Op, Region, Type, Value, parse_type
 
 Phys = tuple[int, ...]
+
+# The operations that take scalars of which each thread has its own.
+PER_THREAD = (
+    "arith.", "math.", "scf.", "tt.addptr", "tt.int_to_ptr", "tt.ptr_to_int", "tt.bitcast",
+    "tt.load", "tt.elementwise_inline_asm", "tt.mulhiui", "tt.print", "tt.assert",
+)  # fmt: skip
 
 
 class Pending:
@@ -105,6 +112,8 @@ class FunctionWriter:
         self.held: dict[Value, Held] = {}
         self.blocks: dict[str, Any] = {}
         self.among_blocks = False  # in a region whose blocks jump to each other
+        self.num_warps = names.num_warps  # of the partition that is written
+        self.in_flight = in_flight(function)
         self.vector = False  # in a combining function: scalars by type, tiles in truth
         self.place = function.place
         self.commented: tuple[str, int] | None = None
@@ -221,6 +230,15 @@ class FunctionWriter:
             )
         if op.name != "arith.constant":
             self.comment(op.place)
+        if any(map(self.is_per_thread, op.operands)) and not op.name.startswith(PER_THREAD):
+            raise UnsupportedError(
+                f"{op.name} is given a number that each thread of a program has its own of, from"
+                " %tid or an atomic access in inline assembly; the emulator follows such numbers"
+                " through arithmetic, conditions, scalar loads and assembly only",
+                place=self.place,
+            )
+        for value in looks_at(op, self.in_flight):
+            self.line(f"rt.settled({self.expr(value)}, {self.loc(op)})")
         emit(self, op)
 
     def loc(self, op: Op) -> int:
@@ -266,6 +284,10 @@ class FunctionWriter:
 
     def is_integer(self, value: Value) -> bool:
         return value.type.element in ("i8", "i16", "i32", "i64", "index", "ptr")
+
+    def is_per_thread(self, value: Value) -> bool:
+        """Is this scalar held as a vector, because each thread of the program has its own?"""
+        return self.phys(value) != () and not value.type.is_tensor and not self.vector
 
     def integer(self, value: Value) -> Text:
         """A scalar as a Python integer: its number, or the name of a variable."""
@@ -390,24 +412,30 @@ class FunctionWriter:
 
     def region_function(self, op: Op, vector: bool) -> str:
         """Write the region of `op` as a nested function; returns its name."""
-        region = op.regions[0]
         name = self.names.identifier(
             self.function.name, id(op), f"{op.name.split('.')[-1]}_function"
         )
-        for arg in region.args:
-            self.bind(arg, ())
-        self.line(f"def {name}({', '.join(self.expr(arg) for arg in region.args)}):")
         before, self.vector = self.vector, vector
+        self.nested(name, op.regions[0])
+        self.vector = before
+        return name
+
+    def nested(self, name: str, region: Region, *leading: str) -> None:
+        """Write a region as a function within this one, of the `leading` and of its arguments."""
+        for arg in region.args:
+            self.bind(arg, arg.type.shape if arg.type.is_tensor else ())
+        self.line(f"def {name}({', '.join([*leading, *map(self.expr, region.args)])}):")
         with self.indented():
+            if leading:
+                for arg in region.args:
+                    self.also_as_integer(arg)
             if len(region.blocks) > 1:
                 outer, self.among_blocks = (self.blocks, self.among_blocks), True
                 self.graph(region.blocks)
                 self.blocks, self.among_blocks = outer
             else:
                 values = self.ops(region.ops)
-                self.line(f"return {', '.join(self.expr(value) for value in values)}")
-        self.vector = before
-        return name
+                self.line(f"return {', '.join(self.expr(value) for value in values)}".rstrip())
 
 
 def _with_bodies(lines: Iterator[str]) -> Iterator[str]:
@@ -434,9 +462,13 @@ def _depth(line: str) -> int:
 
 
 def _branches(op: Op) -> bool:
+    """Does a function of scalars do what differs from one to the next, or make tiles of them?"""
     region = op.regions[0]
     return len(region.blocks) > 1 or any(
-        inner.regions or inner.name == "tt.call" for inner in region.ops
+        inner.regions
+        or inner.name == "tt.call"
+        or any(result.type.is_tensor for result in inner.results)
+        for inner in region.ops
     )
 
 

@@ -12,13 +12,17 @@ from weft.base.user_place import user_place
 from weft.emulator.clocks import Agents, Clock, Identity
 from weft.emulator.observation import Watch
 from weft.emulator.scheduler import Scheduler
-from weft.emulator.whereabouts import whereabouts
+from weft.emulator.whereabouts import where_host
 
 # Which host's thread is running, for code that is called from it.
 _THREAD = threading.local()
 
 # After Ctrl-C a rank's own code may take so long to unwind.
 UNWIND_S = 2.0
+
+# So often a thread that waits for a rank's looks up: a signal that came to another thread, or just
+# before the wait, does not end it, and Python handles it only between two of this thread's steps.
+LOOK_S = 0.2
 
 
 class Hosts:
@@ -163,21 +167,19 @@ class HostTask:
             for watch in hosts.watches:
                 watch.began(self)
             self._thread.start()
-        self._go.release()
         try:
-            hosts.baton.acquire()
+            # Within: Ctrl-C may come as soon as the thread runs, before this one waits for it.
+            self._go.release()
+            while not hosts.baton.acquire(timeout=LOOK_S):
+                pass
         except KeyboardInterrupt:
-            where = whereabouts(hosts.scheduler)
+            where = where_host(self.rank, self._thread.ident)
             self._unwind()
             raise KeyboardInterrupt(where) from None
         if self.ended:
             for watch in hosts.watches:
                 watch.ended(self)
         hosts.scheduler.hosts_may_go = True
-
-    @property
-    def thread_id(self) -> int:
-        return self._thread.ident or 0
 
     def _unwind(self) -> None:
         """End a thread that has the baton: it may loop for ever and never give it back."""

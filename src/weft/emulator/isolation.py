@@ -17,6 +17,7 @@ import numpy as np
 import torch
 
 from weft.base.topology import Topology
+from weft.base.user_place import is_users
 
 _MODULE_LOCKS: dict = getattr(importlib._bootstrap, "_module_locks", {})  # type: ignore
 
@@ -47,7 +48,8 @@ class _RankState:
 class Isolation:
     """The states of all ranks, and the process's own behind them.
 
-    `local_root` is the script's folder: modules imported from below it are kept per rank.
+    `local_root` is the script's folder: modules imported from below it, and from packages that are
+    not installed, are kept per rank.
     """
 
     def __init__(
@@ -120,7 +122,7 @@ class Isolation:
         if self.local_root is not None and len(sys.modules) != self.num_modules:
             for name in sys.modules.keys() - self.known_modules - state.modules.keys():
                 file = getattr(sys.modules[name], "__file__", None) or ""
-                if file.startswith(self.local_root) and "site-packages" not in file:
+                if self._is_own(file):
                     state.modules[name] = sys.modules[name]
                 else:
                     self.known_modules.add(name)
@@ -132,6 +134,13 @@ class Isolation:
                 # A rank that waits in the middle of an import holds no other rank up.
                 _MODULE_LOCKS.pop(name, None)
         self.num_modules = len(sys.modules)
+
+    def _is_own(self, file: str) -> bool:
+        """Is it a process's own module: of the script's folder, or of a package that is not
+        installed (of PYTHONPATH, or editable), whose globals a process would have to itself?"""
+        if not file or "site-packages" in file:
+            return False
+        return file.startswith(self.local_root or "\0") or is_users(file) is True
 
     def set_main(self, rank: int, module: ModuleType) -> None:
         """Make `module` what `rank` sees as `__main__`."""

@@ -17,7 +17,7 @@ from weft.emulator.actors import address_of
 from weft.emulator.codegen import EmulatedKernel
 from weft.emulator.context import RankContext, current
 from weft.emulator.plain_access import Descriptor
-from weft.emulator.timed_program import compile_timed
+from weft.emulator.removed_waits import report_removed_waits
 from weft.emulator.works import KernelWork
 from weft.language.triton_api import Launch
 
@@ -39,11 +39,9 @@ def take_launch(launch: Launch) -> None:
             "the function that is given to ranks.run(...)",
             place=place,
         )
-    machine, text = context.machine, _own_text(launch)
-    if machine.time is not None:
-        kernel = compile_timed(text)
-    else:
-        kernel = machine.rewrite.kernel(text)
+    kernel = context.machine.rewrite.kernel(_own_text(launch))
+    if launch.written:
+        report_removed_waits(context, launch)
     arguments = Arguments(context, launch)
     if len(arguments.values) != len(kernel.parameters):
         raise UnsupportedError(
@@ -56,7 +54,7 @@ def take_launch(launch: Launch) -> None:
 
 
 _KERNEL_FILE = re.compile(r'^#loc = loc\("([^"]*)":', re.MULTILINE)
-_own_texts: dict[tuple[str, str], str] = {}
+_own_texts: dict[tuple[str, str, int], str] = {}
 
 
 def _own_text(launch: Launch) -> str:
@@ -66,10 +64,13 @@ def _own_text(launch: Launch) -> str:
     line, the second one gets the first one's TTIR, and with it the first one's places.
     """
     file = launch.jit_function.fn.__code__.co_filename
-    key = (launch.text, file)
+    key = (launch.text, file, launch.num_warps)
     text = _own_texts.get(key)
     if text is None:
         text = launch.text
+        if "tt.elementwise_inline_asm" in text:  # which may ask for its threads
+            attribute = f'"ttg.num-warps" = {launch.num_warps} : i32'
+            text = text.replace("module {", f"module attributes {{{attribute}}} {{", 1)
         found = _KERNEL_FILE.search(text)
         if found is not None and found[1] != file:
             text = text.replace(f'loc("{found[1]}":', f'loc("{file}":')
@@ -115,6 +116,12 @@ class Arguments:
             return
         elif kind[0] == "*":
             self.values.append(np.int64(self._address(name, value)))
+        elif kind.startswith("tensordesc_im2col"):
+            raise UnsupportedError(
+                f"{self.launch.name}: {name} describes a tensor for im2col, which the emulator does"
+                " not do",
+                place=user_place(),
+            )
         elif kind.startswith("tensordesc"):
             self.values.extend(self._descriptor(name, kind, value))
         elif kind in _INTEGERS:

@@ -1,7 +1,8 @@
 """The books of a machine's signal words: signals, waits, and what does not add up.
 
 It watches everything that synchronises, and finds signals that are lost, doubled or used by
-nobody, and epochs that do not advance. Only symmetric words have books, and only `notify`,
+nobody, and epochs that do not advance. Only symmetric words have books (of others it remembers
+the last signal, to say why that did not order what came before it), and only `notify`,
 `put_signal`, ordered stores and copy engines signal; tickets, locks and sums are nobody's signals.
 A token of a stream is a signal, and its taking ends it.
 """
@@ -121,13 +122,16 @@ class Ledger(Watch):
         self._looks.pop(getattr(who, "agent", -1), None)
 
     def signalled(self, by, allocation, cell, before, after, place, how, release) -> None:
-        if allocation.heap_offset is None or before is None:  # a packet is data
+        if before is None:  # a packet is data
             return
         word = self._word(allocation, cell)
         done = getattr(by, "done", 1)  # a copy engine's signal comes behind its copies
         clk = by.clk - (release is not None)
         launch = 0 if by.work is None else by.work.number
         signal = Signal(by.agent, clk, launch, done, place, before, after, how, release)
+        if allocation.heap_offset is None:
+            word.last = signal
+            return
         if how == "update":  # somebody gets the old value, and may go by it
             self._visited[id(place)] = place
             self._look(word)
@@ -150,9 +154,10 @@ class Ledger(Watch):
 
     def passed(self, by, allocation, cell, expected, seen, place, acquire) -> None:
         self._visited[id(place)] = place
-        if allocation.heap_offset is None:
-            return
         word = self._word(allocation, cell)
+        if allocation.heap_offset is None:
+            self._remember(self._looks, by.agent, by, word, place, acquire)
+            return
         self._await(word, expected)
         word.seen, word.fallen = True, None
         self._remember(self._looks, by.agent, by, word, place, acquire)
@@ -162,10 +167,15 @@ class Ledger(Watch):
 
     def looked(self, by, what, allocation, cell, seen, place, acquire, release=None) -> None:
         self._visited[id(place)] = place
+        word = self._word(allocation, cell)
         if allocation.heap_offset is not None:
-            word = self._word(allocation, cell)
             self._look(word)
-            self._remember(self._looks, by.agent, by, word, place, acquire)
+        self._remember(self._looks, by.agent, by, word, place, acquire)
+
+    def met(self, by: Any, allocation: Allocation, cell: int, place: Place, acquire: Scope | None):
+        """An update is about to take a signal back, whose value it gets: a wait by
+        compare-and-swap, for one."""
+        self._remember(self._looks, by.agent, by, self._word(allocation, cell), place, acquire)
 
     def taken(self, by, allocation, cell, place) -> None:
         if allocation.heap_offset is None:
@@ -216,18 +226,18 @@ class Ledger(Watch):
                 looks = into[key] = deque(maxlen=LOOKS_KEPT)
             looks.append(Look(word, word.last, place, acquire, self.agents.device[by.agent]))
 
-    def weak_link(self, by: Any, earlier: int, kind: str) -> Weak | None:
-        """Why a signal that `by` has seen did not order what the agent `earlier` did before it.
+    def weak_link(self, by: Any, segment: int, kind: str) -> Weak | None:
+        """Why a signal that `by` has seen did not order what was done in `segment`, before it.
 
         `kind` is what that was, e.g. "write"; None if `by` has seen no signal that should have.
         """
-        identities = self.agents.identity
+        identities, earlier = self.agents.identity, self.agents.segment_agent[segment]
         takes = self._takes.get(self.agents.stream[by.agent], ())
         for look in reversed([*takes, *self._looks.get(by.agent, ())]):
             signal = look.signal
             name = self._name(look.word)
-            if signal.agent != earlier:
-                # Asynchronous stores and transfers of a program are an agent of their own.
+            if signal.agent != earlier and not self._queued_before(earlier, signal.agent):
+                # Asynchronous stores of a program are an agent of their own.
                 if kind == "write" and identities[signal.agent] is identities[earlier]:
                     where = str(signal.place.outermost)
                     return Weak(
@@ -248,7 +258,17 @@ class Ledger(Watch):
                 whom = "a stream" if look.device == NOWHERE else "from rank to rank"
                 text = f"the scope at {which.outermost} does not reach {whom}"
                 return Weak(text, f"narrow {which.outermost}")
+        issuer, clock = self.agents.issuer.get(segment, (-1, 0))
+        if kind == "write" and by.clock.agents.get(issuer, -1) >= clock:  # through somebody else
+            where = str(self.agents.segment_place[segment].outermost)
+            text = "the write is asynchronous, and not complete where its program signals next"
+            return Weak(text, f"incomplete {where}")
         return None
+
+    def _queued_before(self, one: int, other: int) -> bool:
+        """Do they work for one stream, `one` for an earlier entry of it?"""
+        stream, position = self.agents.stream, self.agents.position
+        return -1 < stream[one] == stream[other] and position[one] < position[other]
 
     # ------------------------------------------------------------------------------------------
     # What it makes of a word
@@ -258,7 +278,8 @@ class Ledger(Watch):
         word = self._words.get(key)
         if word is None or word.allocation is not allocation:
             word = self._words[key] = Word(allocation, cell)
-            self._book(allocation).words[key] = word
+            if allocation.heap_offset is not None:
+                self._book(allocation).words[key] = word
         return word
 
     def _book(self, allocation: Allocation) -> Books:

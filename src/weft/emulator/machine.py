@@ -11,12 +11,11 @@ from __future__ import annotations
 import gc
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from functools import cache, partial
+from functools import cache
 
 from greenlet import getcurrent
 from threadpoolctl import ThreadpoolController
 
-from weft.base.hardware import Hardware
 from weft.base.report import Finding, Report
 from weft.base.topology import Topology
 from weft.emulator.accesses import Checker
@@ -28,9 +27,7 @@ from weft.emulator.observation import Observer
 from weft.emulator.programs import Program, Residency
 from weft.emulator.rewriting import Rewrite
 from weft.emulator.scheduler import Scheduler, Waiters
-from weft.emulator.simulated_time import SimulatedTime
-from weft.emulator.timed_program import TimedProgram
-from weft.emulator.whereabouts import running
+from weft.emulator.whereabouts import where_program
 
 # So many objects may be made before the garbage collector looks at them.
 OBJECTS_A_LOOK = 50_000
@@ -61,15 +58,14 @@ def _blas() -> ThreadpoolController:
 class Machine:
     """An emulated machine of as many devices as `topology` has ranks, on its nodes.
 
-    `num_sms` programs can be resident on one rank at a time. `checks` turns the race,
-    initialisation and bounds checks on. With `hardware` it keeps simulated time. `chooser` takes
-    every decision that a schedule is made of; `observers` receive events; `rewrite` may
-    change kernels and queued work before they run.
+    `num_sms` programs can be resident on one rank at a time. `chooser` takes every decision that
+    a schedule is made of; `observers` receive events; `rewrite` may change kernels and queued work
+    before they run.
     """
 
     def __init__(
-        self, topology: Topology | int, *, seed: int = 0, num_sms: int = 132, checks: bool = True,
-        name: str = "program", hardware: Hardware | None = None, chooser: Chooser | None = None,
+        self, topology: Topology | int, *, seed: int = 0, num_sms: int = 132,
+        arch: int = 0, name: str = "program", chooser: Chooser | None = None,
         observers: Sequence[Observer] = (), rewrite: Rewrite | None = None,
     ) -> None:  # fmt: skip
         if isinstance(topology, int):
@@ -77,7 +73,7 @@ class Machine:
         chooser = chooser or Seeded(seed)
         self.topology = topology
         self.rewrite = rewrite or Rewrite()
-        self.checker = checker = Checker(name, topology.num_ranks, checks, chooser, observers)
+        self.checker = checker = Checker(name, topology.num_ranks, chooser, observers)
         self.memory = checker.memory
         self.findings = findings = checker.findings
         findings.is_enough = self.rewrite.is_enough
@@ -86,16 +82,11 @@ class Machine:
         self.hosts = Hosts(self.scheduler, checker.agents, checker.watches)
         self.device = Device(
             topology, num_sms, checker, self.scheduler, self.waiters, self.hosts,
-            self.rewrite.position,
+            self.rewrite.position, arch,
         )  # fmt: skip
-        self.time: SimulatedTime | None = None
-        make = partial(Program, self.device, reached=self.rewrite.reached)
-        if hardware is not None:
-            self.time = SimulatedTime(hardware, self.device)
-            checker.watches.insert(0, self.time)
-            make = partial(TimedProgram, self.time, self.device, reached=self.rewrite.reached)
-        self.residency = Residency(self.device, make)
+        self.residency = Residency(self.device, self.rewrite.reached)
         self._crowding: list[Finding] = []
+        self.left_behind = ""  # who waits for whom since a rank's code raised an error
 
     @property
     def report(self) -> Report:
@@ -113,8 +104,13 @@ class Machine:
         scheduler.most_steps = self.rewrite.most_steps
         try:
             # A tile is too small to share out: BLAS threads would only get in each other's way.
-            with running(scheduler), _blas().limit(limits=1, user_api="blas"), _little_garbage():
+            with _blas().limit(limits=1, user_api="blas"), _little_garbage():
                 self._run()
+        except KeyboardInterrupt as error:
+            if error.args:  # a host has said it
+                raise
+            where = where_program(scheduler.running, error.__traceback__)
+            raise KeyboardInterrupt(where) from None
         finally:
             self.hosts.end()
             self.rewrite.steps += scheduler.steps - before
@@ -122,7 +118,7 @@ class Machine:
 
     def _run(self) -> None:
         scheduler, idle_rounds, progress = self.scheduler, 0, -1
-        self.residency.room, self._crowding = self.device.num_sms, []
+        self.residency.room, self._crowding, self.left_behind = self.device.num_sms, [], ""
         while True:
             if scheduler.take_turns():
                 return
@@ -143,7 +139,7 @@ class Machine:
         """Everybody has ended: what was wrong on the way, seen from here?"""
         if self._crowding:
             self._file(with_room(self._crowding, self.residency.room))
-        if self.checker.ledger is not None and not self.hosts.have_failed:
+        if not self.hosts.have_failed:
             self.checker.ledger.close()
 
     def _made_room(self) -> bool:
@@ -159,6 +155,8 @@ class Machine:
             self.residency.make_room()
             return True
         self._file(deadlock.findings())
+        if self.hosts.have_failed:
+            self.left_behind = deadlock.left_behind()
         return False
 
     def _file(self, findings: list[Finding]) -> None:

@@ -12,11 +12,13 @@ import bisect
 import ctypes
 import weakref
 from collections import Counter, defaultdict
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
+from weft.base.elements import Axes, Element
 from weft.base.vocabulary import Order, Scope
 from weft.emulator.clocks import Clock
 from weft.emulator.shadow import Shadow
@@ -99,6 +101,12 @@ def covers(first: Scope, second: Scope, same_rank: bool) -> bool:
     return all(s is Scope.SYSTEM or (s is Scope.DEVICE and same_rank) for s in (first, second))
 
 
+def narrower(first: Scope, second: Scope) -> Scope:
+    """The scope that both include."""
+    order = list(Scope)
+    return min(first, second, key=order.index)
+
+
 def index_text(index: int | tuple[int, ...]) -> str:
     return ", ".join(map(str, index)) if isinstance(index, tuple) else str(index)
 
@@ -107,20 +115,23 @@ class Allocation:
     """A range of addresses on one rank.
 
     `heap_offset` is set for symmetric memory: its offset on the symmetric heap. `cell_bytes` is
-    the shadow's granularity; it shrinks when a smaller element is accessed.
+    the shadow's granularity; it shrinks when a smaller element is accessed. `axes` gives what an
+    index stands for at present.
     """
 
     __slots__ = (
-        "__weakref__", "address", "buffer", "cell_bytes", "dtype", "end", "heap", "heap_offset",
-        "initialised", "name", "nbytes", "number", "owner", "rank", "shadow", "shape", "sync",
-        "views",
+        "__weakref__", "address", "axes", "buffer", "cell_bytes", "dtype", "end", "heap",
+        "heap_offset", "initialised", "name", "nbytes", "number", "owner", "rank",
+        "shadow", "shape", "sync", "views",
     )  # fmt: skip
 
     def __init__(
         self, address: int, nbytes: int, cell_bytes: int, rank: int, name: str, *,
         heap_offset: int | None, heap: Any, initialised: bool, shape: tuple[int, ...],
+        axes: Callable[[], Axes] | None = None,
     ) -> None:  # fmt: skip
         self.address = address
+        self.axes = axes
         self.nbytes = nbytes
         self.end = address + nbytes
         self.cell_bytes = cell_bytes
@@ -167,7 +178,7 @@ class Allocation:
                 return tuple(int(i) for i in np.unravel_index(flat, self.shape))
             except ValueError:
                 return int(flat)
-        return int(flat)
+        return Element(flat, self.axes()) if self.axes is not None else int(flat)
 
     def word_name(self, address: int, itemsize: int) -> str:
         """The element at `address` as one writes it: `rows_ready[3]`."""
@@ -199,13 +210,15 @@ class Memory:
         # By rank and stream: which packets the stream's works have read.
         self.packet_reads: dict[int, dict[int, Any]] = defaultdict(dict)
         self._numbers: Counter[int] = Counter()
+        # By heap, offset and rank.
+        self._symmetric: dict[tuple[Any, int, int], weakref.ref[Allocation]] = {}
         self._starts: list[int] = []
         self._allocations: list[Allocation] = []
 
     def register(
         self, address: int, nbytes: int, itemsize: int, rank: int, name: str, *,
         heap_offset: int | None = None, heap: Any = None, initialised: bool = True,
-        shape: tuple[int, ...] = (), owner: Any = None,
+        shape: tuple[int, ...] = (), owner: Any = None, axes: Callable[[], Axes] | None = None,
     ) -> Allocation:  # fmt: skip
         """Track `nbytes` at `address` as `name` on `rank`.
 
@@ -219,8 +232,10 @@ class Memory:
             self._drop_overlapping(address, address + nbytes)
         allocation = Allocation(
             address, nbytes, itemsize, rank, name, heap_offset=heap_offset, heap=heap,
-            initialised=initialised, shape=shape,
+            initialised=initialised, shape=shape, axes=axes,
         )  # fmt: skip
+        if heap_offset is not None:
+            self._symmetric[heap, heap_offset, rank] = weakref.ref(allocation)
         self._numbers[rank] += 1
         allocation.number = self._numbers[rank]
         place = bisect.bisect_left(self._starts, address)
@@ -240,6 +255,13 @@ class Memory:
             return None
         allocation = self._allocations[place]
         return allocation if address < allocation.end else None
+
+    def symmetric(self, allocation: Allocation, rank: int) -> Allocation | None:
+        """What `rank` has where `allocation` lies on its own symmetric heap."""
+        if allocation.heap_offset is None or allocation.rank == rank:
+            return None if allocation.heap_offset is None else allocation
+        found = self._symmetric.get((allocation.heap, allocation.heap_offset, rank))
+        return found() if found is not None else None
 
     def nearest(self, address: int) -> Allocation | None:
         """The allocation that ends or begins closest to `address`: what a report names."""

@@ -105,33 +105,6 @@ def mulhiui(a, b):
     return (a_high * b_high + (middle >> half) + (other >> half)).view(dtype)
 
 
-def mulhisi(a, b):
-    """The upper half of the product of two signed integers."""
-    high = mulhiui(a, b)
-    zero = a.dtype.type(0)
-    return high - np.where(a < 0, b, zero)[()] - np.where(b < 0, a, zero)[()]
-
-
-def clz(a):
-    """Leading zeros."""
-    bits = a.dtype.itemsize * 8
-    unsigned = a.view(UNSIGNED[a.dtype]).astype(u64)
-    count = np.zeros(np.shape(a), a.dtype)
-    for step in range(bits):
-        count = count + ((unsigned >> np.uint64(step)) == 0).astype(a.dtype)
-    return count[()]
-
-
-def ffs(a):
-    """The position of the lowest set bit, from 1; 0 where there is none."""
-    lowest = a & -a
-    return np.where(a == 0, 0, a.dtype.itemsize * 8 - clz(lowest))[()]
-
-
-def popcount(a):
-    return np.bitwise_count(a.view(UNSIGNED[a.dtype])).astype(a.dtype)
-
-
 # ---------------------------------------------------------------------------------------------
 # Conversions
 
@@ -182,27 +155,47 @@ def fma(a, b, c):
     return (a.astype(f64) * b.astype(f64) + c.astype(f64)).astype(a.dtype)
 
 
+# The values of e2m1, by its four bits.
+FP4 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6], f64)
+FP4 = np.concatenate([FP4, -FP4])
+
+
+def from_fp4(a, axis: int):
+    """Bytes as two e2m1 each, the lower bits first, one behind the other along the axis."""
+    bits = a.view(np.uint8)
+    shape = (*a.shape[:axis], 2 * a.shape[axis], *a.shape[axis + 1 :])
+    return FP4[np.stack([bits & 15, bits >> 4], axis + 1)].reshape(shape)
+
+
+def paired(low, high):
+    """Two f32 as the 64 bits of one register, as f32x2 has them."""
+    return np.stack(np.broadcast_arrays(low, high), -1).astype(f32).view(i64)[..., 0]
+
+
+def low_of(pairs):
+    return np.ascontiguousarray(pairs)[..., None].view(f32)[..., 0]
+
+
+def high_of(pairs):
+    return np.ascontiguousarray(pairs)[..., None].view(f32)[..., 1]
+
+
+def in_pairs(function, *pairs):
+    """An operation on f32x2: the one on f32, of the lower and of the upper halves."""
+    low, high = (function(*map(half, pairs)) for half in (low_of, high_of))
+    return paired(low, high)
+
+
 def erf(a):
-    return a.dtype.type(math.erf(float(a))) if _scalar(a) else special("erf", a)
-
-
-def special(name: str, a):
-    """One of torch's special functions, computed in f64."""
+    if _scalar(a):
+        return a.dtype.type(math.erf(float(a)))
     import torch
 
-    exact = getattr(torch.special, name)(torch.from_numpy(np.array(a, f64))).numpy()
-    return exact.astype(a.dtype)[()]
+    return torch.special.erf(torch.from_numpy(a.astype(f64))).numpy().astype(a.dtype)
 
 
 def rsqrt(a):
     return a.dtype.type(1) / np.sqrt(a)
-
-
-def round_away(a):
-    """To the nearest whole number, halves away from zero."""
-    whole = np.trunc(a)
-    half = a.dtype.type(0.5)
-    return whole + np.copysign((np.abs(a - whole) >= half).astype(a.dtype), a)
 
 
 # ---------------------------------------------------------------------------------------------
@@ -226,38 +219,6 @@ def tf32(a):
     finite = (bits & np.uint32(0x7F800000)) != np.uint32(0x7F800000)
     rounded = (bits + np.uint32(0x1000)) & np.uint32(0xFFFFE000)
     return np.where(finite, rounded, bits).view(f32)
-
-
-# fp4 by its bits: sign, two of exponent, one of fraction.
-FP4 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6], np.float32)
-FP4 = np.concatenate([FP4, -FP4])
-
-
-def from_fp4(a, axis: int):
-    """Pairs of fp4 (e2m1) along `axis`, the low half of a byte first, as f32."""
-    bits = a.view(u8)
-    pairs = np.stack([FP4[bits & 15], FP4[bits >> 4]], axis=axis + 1)
-    shape = list(a.shape)
-    shape[axis] *= 2
-    return pairs.reshape(shape)
-
-
-def scaled(a, scale, axis: int):
-    """A micro-scaled operand as f32: each group of 16 or 32 along the contracted axis has a scale.
-
-    Scales of 8-bit integers are exponents (255 is NaN), others factors.
-    """
-    wide = a.astype(f32)
-    if scale is None:
-        return wide
-    if scale.dtype.kind == "i":
-        exponent = scale.view(u8).astype(i32)
-        factor = np.ldexp(np.float32(1), exponent - 127).astype(f32)
-        factor = np.where(exponent == 255, np.float32(np.nan), factor)
-    else:
-        factor = scale.astype(f32)
-    factor = np.repeat(factor, wide.shape[axis] // factor.shape[1], axis=1)
-    return wide * (factor if axis == 1 else factor.T)
 
 
 def reduce_with(combine: Callable, axis: int, *tiles):
@@ -311,25 +272,20 @@ def histogram(a, mask, bins: int):
     return np.bincount(values, minlength=bins).astype(i32)
 
 
-def map_elementwise(function: Callable, pack: int, *tiles):
-    """Apply a scalar function, given `pack` consecutive elements at a time, to every element."""
-    tiles = np.broadcast_arrays(*tiles)
-    flat = [np.ravel(tile) for tile in tiles]
-    found = []
-    for start in range(0, flat[0].size, pack):
-        values = function(*(tile[start + i] for tile in flat for i in range(pack)))
-        values = values if isinstance(values, tuple) else (values,)
-        found += zip(*(values[i : i + pack] for i in range(0, len(values), pack)), strict=True)
-    results = tuple(
-        np.array(column, dtype=np.asarray(column[0]).dtype).reshape(tiles[0].shape)
-        for column in zip(*found, strict=True)
-    )
-    return results if len(results) > 1 else results[0]
-
-
 def by_element(function: Callable) -> Callable:
     """A scalar function with branches in it, as one on tiles."""
-    return lambda *tiles: map_elementwise(function, 1, *tiles)
+
+    def on_tiles(*tiles):
+        tiles = np.broadcast_arrays(*tiles)
+        found = [function(*scalars) for scalars in zip(*map(np.ravel, tiles), strict=True)]
+        columns = zip(*found, strict=True) if isinstance(found[0], tuple) else (found,)
+        results = [
+            np.array(column, np.asarray(column[0]).dtype).reshape(tiles[0].shape)
+            for column in columns
+        ]
+        return tuple(results) if len(results) > 1 else results[0]
+
+    return on_tiles
 
 
 def each_element(access: Callable, dtype: np.dtype, shape: tuple, mask, *operands):
@@ -340,23 +296,6 @@ def each_element(access: Callable, dtype: np.dtype, shape: tuple, mask, *operand
         if mask[at]:
             found[at] = access(*(tile[at] for tile in tiles))
     return found[()]
-
-
-def poll(read: Callable, expected, limit=None):
-    """Read until it gives `expected`; whoever reads may be set aside meanwhile.
-
-    With a time limit it gives up once nobody else can go on: reads are repeated only when the
-    word has changed or when all are stuck.
-    """
-    last, same = None, 0
-    while True:
-        seen = read()
-        if seen == expected:
-            return np.bool_(True)
-        same = same + 1 if seen == last else 0
-        last = seen
-        if limit is not None and int(limit) and same > 2:
-            return np.bool_(False)
 
 
 def loop_range(lower, upper, step, dtype: np.dtype):

@@ -16,6 +16,7 @@ from weft.base.vocabulary import Scope
 from weft.emulator.clocks import Agents
 from weft.emulator.memory import Allocation, covers
 from weft.emulator.scheduler import Waiter, Waiting
+from weft.emulator.shared_memory import Barrier
 
 # So many events a recorder keeps by default.
 EVENTS_KEPT = 100_000
@@ -127,6 +128,15 @@ class Watch:
 
     def taken(self, by: Any, allocation: Allocation, cell: int, place: Place) -> None:
         """A stream has seen 1 in the word, acquired, and stored 0, both at system scope."""
+
+    def arrived(self, by: Any, barrier: Barrier, phase: int, commutes: bool) -> None:
+        """Somebody has arrived in that phase of an mbarrier, or bytes have, and may have ended it.
+
+        It `commutes` with others of its phase unless there was more of it than the phase has.
+        """
+
+    def phase_over(self, by: Any, barrier: Barrier) -> None:
+        """A wait at an mbarrier goes on: the phase that is on is of the other parity."""
 
     def gave(self, key: object) -> None:
         """What has happened so far in this step is before all that takes `key` from now on."""

@@ -9,22 +9,21 @@ depend on them on every machine, so the receiver may overwrite those; but it lea
 the sender has written. Packet reads are therefore an agent of their own, of which alone a packet's
 clock speaks.
 
-Transfers that do not block are an agent of their own too, until they are fenced or complete:
-between begin and end, loads and stores are the transfer's, and neither the program's later accesses
-nor its releases are ordered behind them. `fence` lets later releases, and later relaxed signals
-too, cover them; `quiet` makes them the program's past.
+`fence` lets later relaxed signals publish what came before it.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
+from typing import Any
 
 import numpy as np
 
-from weft.emulator.accesses import Read, Write
+from weft.base.vocabulary import Scope
+from weft.emulator.accesses import RELEASE_COMPLETES_STORES, Read, Write
 from weft.emulator.clocks import Clock
 from weft.emulator.findings import index_of
-from weft.emulator.memory import WORD
+from weft.emulator.memory import WORD, SyncWord, narrower
 from weft.emulator.observation import Watch
 from weft.emulator.scheduler import SIGNALS_IN_A_TILE
 from weft.emulator.synchronising import Synchronising
@@ -41,11 +40,8 @@ class PacketRead(Read):
         by = self.by
         writer = by.shadow.histories[number].writer
         is_packet = writer in by.memory.packet_segments
-
-        def owns(segment: int) -> bool:
-            return (is_packet and segment == writer) or by.owns(segment)
-
-        return by.shadow.after_read(number, self.segment, by.clock, owns, self.conflict(number))
+        self.owns = lambda segment: (is_packet and segment == writer) or by.owns(segment)
+        return by.shadow.after_read(number, self)
 
 
 class PacketWrite(Write):
@@ -131,11 +127,10 @@ class PacketAccess(Synchronising):
     def _send(self, allocation, index, values, reads, loc) -> None:
         """Write packets to the words `index`."""
         view, place = allocation.view(WORD), self.locations[loc]
-        if self.checks:
-            self._check_flags(allocation, index, view[index], values, loc)
-            segment = self.agents.segment(self.agent, self.clk, place)
-            self.memory.packet_segments.add(segment)
-            self.touch(PacketWrite, allocation, index, 8, loc, segment)
+        self._check_flags(allocation, index, view[index], values, loc)
+        segment = self.agents.segment(self.agent, self.clk, place)
+        self.memory.packet_segments.add(segment)
+        self.touch(PacketWrite, allocation, index, 8, loc, segment)
         view[index] = values
         cells = (index * (8 // allocation.cell_bytes)).tolist()
         for cell in cells:
@@ -181,12 +176,12 @@ class PacketAccess(Synchronising):
         """Wait until the words `index` hold `flag`; then they may be read."""
         view = allocation.view(WORD)
         factor = 8 // allocation.cell_bytes
-        if self.checks:  # what memory held before anybody wrote it may look like a packet
-            for number in index.tolist():
-                if self._is_unwritten(allocation, number):
-                    first = index_of(allocation, number * factor)
-                    self.findings.fault("uninitialised", self, loc, allocation, first)
-                    break
+        # What memory held before anybody wrote it may look like a packet.
+        for number in index.tolist():
+            if self._is_unwritten(allocation, number):
+                first = index_of(allocation, number * factor)
+                self.findings.fault("uninitialised", self, loc, allocation, first)
+                break
         if self.scheduler.explores:
             self.pause("wait", lambda: bool(np.any((view[index] >> FLAG_SHIFT) != flag)))
         while (late := np.flatnonzero((view[index] >> FLAG_SHIFT) != flag)).size:
@@ -215,72 +210,57 @@ class PacketAccess(Synchronising):
         self.learn(list(clocks.values()))
 
 
-class Transfers(PacketAccess):
-    """put_nbi and get_nbi, fence and quiet."""
+class Fences(PacketAccess):
+    """Fences: what came before one travels with relaxed signals behind it, too.
 
-    _transferring = False
-    _transfer = -1  # the agent of what is under way
-    _transfer_clk = 0
-    _transfer_fenced = -1
-    _fenced: Clock | None = None  # what a relaxed signal after a fence publishes
-    _unfenced: int | None = None  # the location of the last transfer behind the last fence
+    To raw atomics, tl's and those of assembly, the begin and the end of a kernel are fences too.
+    """
 
-    def segment(self, loc, scope=None) -> int:
-        if not self._transferring or scope is not None:
-            return super().segment(loc, scope)
-        if self._transfer < 0:
-            self._transfer = self.new_agent()
-        key = ("transfer", loc, self._transfer_clk)
-        segment = self.segments.get(key)
-        if segment is None:
-            segment = self._new_segment(key, self._transfer, self._transfer_clk, loc, None)
-            self._did_something = True
-        return segment
+    _fenced: Clock | None = None
+    _fence_scope = Scope.SYSTEM
+    _is_raw = False
 
-    def publish(self) -> Clock:
-        clock = super().publish()
-        if self._transfer_fenced >= 0:
-            clock.learn(self._transfer, self._transfer_fenced)
-        return clock
-
-    def begin_transfer(self, args, static, dtype, shape, loc):
-        self._transferring = True
-        self._unfenced = loc
-        return np.int32(0)
-
-    def end_transfer(self, args, static, dtype, shape, loc):
-        self._transferring = False
-        return np.int32(0)
+    def __init__(self, *where: Any) -> None:
+        super().__init__(*where)
+        # What relaxed looks found published since the last fence, by word.
+        self._seen: dict[int, tuple[dict, Scope]] = {}
 
     def fence(self, args, static, dtype, shape, loc):
         self.complete_stores()
-        self._unfenced = None
-        if self._transfer >= 0:
-            self._transfer_fenced = self._transfer_clk
-            self._transfer_clk += 1
         self._fenced = self.publish()
         return np.int32(0)
 
-    def quiet(self, args, static, dtype, shape, loc):
-        self.fence(args, static, dtype, shape, loc)
-        if self._transfer >= 0:
-            done = Clock()
-            done.learn(self._transfer, self._transfer_fenced)
-            self.learn([done])
-        return np.int32(0)
+    def fence_of(self, scope: Scope) -> None:
+        """PTX's fence: relaxed looks before it acquire, relaxed signals behind it release."""
+        if scope is Scope.BLOCK:
+            return
+        if RELEASE_COMPLETES_STORES:
+            self.complete_stores()
+        self.acquire_seen(scope)
+        self._fenced, self._fence_scope = self.publish(), scope
 
-    def leave_transfers(self) -> None:
-        """The program ends: nothing says when what it has not fenced will be over."""
-        if self._unfenced is not None:
-            self.findings.fault("unfinished transfer", self, self._unfenced)
+    def acquire_seen(self, scope: Scope) -> None:
+        """What relaxed looks have found is known behind a fence."""
+        for published, looked in self._seen.values():
+            within = narrower(scope, looked)
+            self.learn(SyncWord(published).acquire(self.rank, within))
+        self._seen.clear()
 
-    def atomic(self, allocation, index, dtype, loc, order, scope, change, *, how="update", **more):
-        fenced, modified = self._fenced, how == "set"
+    def saw(self, word: SyncWord, scope: Scope) -> None:
+        if self._is_raw:
+            self._seen[id(word)] = dict(word.published), scope
+
+    def atomic(
+        self, allocation, index, dtype, loc, order, scope, change, *, how="update", raw=False,
+        **more,
+    ):  # fmt: skip
+        fenced, modified = self._fenced or (self.work.clock if raw else None), how == "set"
+        self._is_raw = raw
 
         def tracked(old):
             nonlocal modified
             new = change(old)
-            modified = modified or bool(new != old)
+            modified = modified or (new is not None and bool(new != old))
             return new
 
         old = super().atomic(
@@ -288,5 +268,6 @@ class Transfers(PacketAccess):
         )  # fmt: skip
         if fenced is not None and modified and not order.releases:
             cell = index * (dtype.itemsize // allocation.cell_bytes)
+            scope = narrower(scope, self._fence_scope)
             allocation.sync_word(cell).release(self.rank, scope, fenced.copy())
         return old

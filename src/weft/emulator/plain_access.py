@@ -98,6 +98,7 @@ class PlainAccess(Accessor):
             if self.async_agent < 0:
                 self.async_agent = self.new_agent()
             segment = self._new_segment(key, self.async_agent, self.async_clk, loc, scope)
+            self.agents.issuer[segment] = self.agent, self.clk
         return segment
 
     def _new_segment(self, key: Any, agent: int, clk: int, loc: int, scope: Scope | None) -> int:
@@ -196,8 +197,6 @@ class PlainAccess(Accessor):
 
     def touch(self, kind: Any, allocation, index, itemsize, loc, segment=None, **how) -> None:
         """Take elements' cells through an access of this kind."""
-        if not self.checks:
-            return
         # Element numbers as cell numbers of the shadow.
         cells, factor = index, itemsize // allocation.cell_bytes
         if factor > 1:
@@ -208,18 +207,17 @@ class PlainAccess(Accessor):
             allocation.shadow[cells] = shadow
 
     def touch_window(self, kind: Any, window: Window, loc: int, segment=None) -> None:
-        if self.checks:
-            shadow = window.shadow
-            carry(shadow, kind(self, window.allocation, loc, window.first_cell(), segment, shadow))
+        shadow = window.shadow
+        carry(shadow, kind(self, window.allocation, loc, window.first_cell(), segment, shadow))
 
     # ------------------------------------------------------------------------------------------
     # Loads
 
-    def load(self, ptr, mask, other, dtype, shape, loc, volatile=False):
+    def load(self, ptr, mask, other, dtype, shape, loc, volatile=False, segment=None):
         if type(ptr) is AffinePointers:
             window = find_window(self.find, ptr, mask, dtype, loc)
             if window is not None:
-                return self._load_window(window, other, dtype, shape, loc)
+                return self._load_window(window, other, dtype, shape, loc, segment)
             ptr, mask = np.asarray(ptr), None if mask is None else box_tile(mask, shape)
         if shape == ():
             return self._load_scalar(ptr, mask, other, dtype, loc, volatile)
@@ -229,15 +227,15 @@ class PlainAccess(Accessor):
             filled[...] = 0 if other is None else other
             chosen = np.broadcast_to(ptr, shape)[mask]
             if chosen.size:
-                filled[mask] = self._gather(chosen, dtype, loc)
+                filled[mask] = self._gather(chosen, dtype, loc, segment)
             return filled
         if not isinstance(ptr, np.ndarray):
             ptr = np.full((1,) * len(shape), ptr, np.int64)
-        values = self._gather(ptr, dtype, loc)
+        values = self._gather(ptr, dtype, loc, segment)
         return values if values.shape == shape else np.broadcast_to(values, shape)
 
-    def _load_window(self, window: Window, other, dtype, shape, loc) -> np.ndarray:
-        self.touch_window(Read, window, loc)
+    def _load_window(self, window: Window, other, dtype, shape, loc, segment) -> np.ndarray:
+        self.touch_window(Read, window, loc, segment)
         if window.inside is None:
             return window.data.copy()
         tile = np.empty(shape, dtype)
@@ -245,11 +243,11 @@ class PlainAccess(Accessor):
         tile[window.inside] = window.data
         return tile
 
-    def _gather(self, ptr: np.ndarray, dtype: np.dtype, loc: int) -> np.ndarray:
+    def _gather(self, ptr: np.ndarray, dtype: np.dtype, loc: int, segment) -> np.ndarray:
         values = np.zeros(ptr.shape, dtype)
         for lanes, allocation, index in self.parts(ptr, dtype, "reads", loc):
             values[lanes] = allocation.view(dtype).take(index)
-            self.touch(Read, allocation, index, dtype.itemsize, loc)
+            self.touch(Read, allocation, index, dtype.itemsize, loc, segment)
         return values
 
     def _load_scalar(self, ptr, mask, other, dtype, loc, volatile):
@@ -360,19 +358,3 @@ class PlainAccess(Accessor):
         pointers, box = self.block(desc, indices)
         value = np.asarray(value).reshape(desc.block)
         self.store(pointers, value, box, desc.dtype, desc.block, loc, self.async_segment(loc))
-
-    def descriptor_gather(self, desc: Descriptor, rows, column, shape, loc):
-        pointers, inside = self._rows(desc, rows, column, shape)
-        return self.load(pointers, inside, desc.outside, desc.dtype, shape, loc)
-
-    def descriptor_scatter(self, desc: Descriptor, rows, column, value, loc):
-        pointers, inside = self._rows(desc, rows, column, value.shape)
-        self.store(pointers, value, inside, desc.dtype, value.shape, loc, self.async_segment(loc))
-
-    def _rows(self, desc: Descriptor, rows, column, shape) -> tuple[np.ndarray, np.ndarray]:
-        """Addresses of rows of a tensor of two axes, and which elements lie inside."""
-        rows = rows.astype(np.int64)[:, None]
-        columns = np.int64(column) + np.arange(shape[1])[None, :]
-        (height, width), (row_step, column_step) = desc.sizes, desc.strides
-        pointers = desc.base + (rows * row_step + columns * column_step) * desc.dtype.itemsize
-        return pointers, (rows >= 0) & (rows < height) & (columns >= 0) & (columns < width)

@@ -4,22 +4,24 @@ A program is a coroutine. It runs undisturbed between synchronising operations, 
 whether two plain accesses race does not depend on when they run but on what orders them, and only
 synchronising operations order. At those the program may be set aside, and another one runs.
 
-What it does to memory is in `plain_access`, `synchronising` and `packets`, each building on the one
-before. Here are its life, weft's own primitives, and `Residency`: which programs run at a time.
+What it does to memory is in `plain_access`, `synchronising`, `packets`, `assembly` and
+`shared_access`, each building on the one before. Here are its life, weft's own primitives, its
+partitions, and `Residency`: which programs run at a time.
 """
 
 from __future__ import annotations
 
 import sys
 from collections import Counter, defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 from greenlet import GreenletExit, getcurrent, greenlet
 
 from weft.base.counts import counted
 from weft.base.errors import (
-    EndlessLoopError,
     FarPointerError,
     NotSymmetricError,
     OutOfBoundsError,
@@ -27,52 +29,58 @@ from weft.base.errors import (
     ResidencyError,
     UnsupportedError,
 )
-from weft.base.settings import Settings
-from weft.base.vocabulary import Order, SignalOp
+from weft.base.vocabulary import Scope, SignalOp
 from weft.emulator.accesses import Awaited, Killed
 from weft.emulator.device import Device
 from weft.emulator.memory import ORDERS, SCOPES, behind, wrap_add
-from weft.emulator.packets import Transfers
+from weft.emulator.nvshmem import FUNCTIONS as NVSHMEM
+from weft.emulator.shared_memory import Past
+from weft.emulator.tensor_access import TensorAccess
 from weft.emulator.works import KernelWork
 
 
-class Program(Transfers):
+class Program(TensorAccess):
     """The `rt` of generated code; see the module's words."""
 
+    partition = ""  # how reports name it, where it is one of several
+    joins = False  # does it wait for its partitions?
+    partitions: Sequence[Partition] = ()  # those that have not ended
+    ends: list[Partition]  # the others
+
     def __init__(
-        self, device: Device, work: KernelWork, pid: tuple[int, int, int], *,
+        self, device: Device, work: KernelWork, pid: tuple[int, int, int],
         reached: Callable[[int], None], ended: Callable[[Program], None],
     ) -> None:  # fmt: skip
         """`reached(mark)` is called where it comes by one, `ended(self)` at its end."""
         super().__init__(device, work, pid)
-        self.pid = tuple(np.int32(i) for i in pid)
-        self.grid = work.grid_values
         self.program = pid
-        self.looked = 0  # how often at the clock
-        self._mark_reached = reached
-        self._ended = ended
+        self.name = (work.rank, work.number, pid)
+        self.reached = reached
+        self.ended = ended
         self.coroutine = greenlet(self._run, self.scheduler.hub)
 
     def _run(self) -> None:
         for watch in self.watches:
             watch.began(self)
+        self._survive(self.work.kernel.function, self.work.args)
+        self.leave_shared()
+        self.ended(self)
+
+    def _survive(self, function: Callable[..., None], args: Sequence[Any]) -> None:
+        """Run it to its end, which may be a failure that is reported."""
         try:
-            self.work.kernel.function(self, *self.work.args)
+            function(self, *args)
         except Killed:
-            pass
+            if self.under_way:
+                self.under_way.clear()
         except OutOfBoundsError as error:
             # An index that went wrong before it became an access: generated code raises.
             self.findings.failure(
                 self, OutOfBoundsError, "out of bounds", error.message, error.place,
                 "check the index, and widen it before it is multiplied: i.to(tl.int64) * stride",
             )  # fmt: skip
-        self.leave()
-        self._ended(self)
-
-    def leave(self) -> None:
-        """The program ends: what it has left for others, and what it leaves undone."""
         self.leave_packets()
-        self.leave_transfers()
+        self.acquire_seen(Scope.SYSTEM)
 
     def step(self) -> None:
         self.waiting = None
@@ -84,11 +92,45 @@ class Program(Transfers):
         self.coroutine.throw(GreenletExit)
 
     # ------------------------------------------------------------------------------------------
+    # Its partitions
+
+    def specialize(self, functions, values):
+        """Let each function run as a partition beside this one, with the same values."""
+        if not self.in_block:
+            self.begin_block()
+        past = self.past()
+        self.ends = []
+        self.partitions = [
+            Partition(self, number, function, values, past)
+            for number, function in enumerate(functions)
+        ]
+
+    def join_partitions(self):
+        """Go on when all partitions have ended."""
+        self.pause("join", lambda: bool(self.partitions))
+        while self.partitions:
+            self.joins = True
+            self.scheduler.hub.switch()
+            self.joins = False
+        self.blocked = None
+        for partition in self.ends:
+            self.took(partition)
+            self.inherit(partition.past())
+        self.ends.clear()
+
+    def partition_ended(self, partition: Partition) -> None:
+        self.partitions.remove(partition)
+        self.gave(partition)
+        self.ends.append(partition)
+        if self.joins and not self.partitions:
+            self.scheduler.make_ready(self)
+
+    # ------------------------------------------------------------------------------------------
     # What wl's primitives become
 
     def extern(self, symbol, args, dtype, shape, loc):
         name, _, static = symbol.partition(":")
-        handler = EXTERNS.get(name)
+        handler = EXTERNS.get(name) or NVSHMEM.get(name)
         if handler is None:
             raise UnsupportedError(
                 f"the emulator does not know the external function {symbol!r}; it runs weft's own"
@@ -109,7 +151,7 @@ class Program(Transfers):
             )  # fmt: skip
         lo, hi = int(np.min(ptr)), int(np.max(ptr))
         own = heap.bases[heap.rank]
-        if not (own <= lo and hi < own + heap.nbytes):
+        if hi < own or own + heap.nbytes <= lo:  # masked lanes may be behind its end
             found = self.memory.find(lo)
             what = f"{found.name} of rank {found.rank}" if found else f"address {lo:#x}"
             self.fail(
@@ -155,14 +197,6 @@ class Program(Transfers):
         self.atomic(allocation, index, kind, loc, ORDERS[order], SCOPES[scope], change, how=how)
         return np.int32(0)
 
-    def _notify_warp(self, args, static, dtype, shape, loc):
-        """An arrival for each warp; only the last has all that the program wrote behind it."""
-        ptr, value, num_warps = args
-        for _ in range(int(num_warps) - 1):
-            relaxed = (SignalOp.ADD.value, Order.RELAXED.value, static[2])
-            self._notify((ptr, value), relaxed, dtype, shape, loc)
-        return self._notify((ptr, value), static, dtype, shape, loc)
-
     def _locate_word(self, ptr, kind: np.dtype | None, what: str, loc: int):
         """(allocation, index, dtype) of a signal word, whose width is that of its array."""
         allocation = self.memory.find(int(ptr))
@@ -196,11 +230,8 @@ class Program(Transfers):
             seen = int(view[index])
             self.set_aside(allocation, index, kind.itemsize, loc, int(at_least), seen)
         self.blocked = None
-        if self.checks:
-            segment = self.segment(loc, scope)
-            self.touch_element(
-                Awaited, allocation, index, kind.itemsize, loc, segment, modifies=False
-            )
+        segment = self.segment(loc, scope)
+        self.touch_element(Awaited, allocation, index, kind.itemsize, loc, segment, modifies=False)
         for watch in self.watches:  # before it learns: what did it know without the wait?
             watch.passed(
                 self, allocation, cell, int(at_least), int(view[index]), self.locations[loc],
@@ -247,28 +278,11 @@ class Program(Transfers):
         return np.int32(0)
 
     def _reached(self, args, static, dtype, shape, loc):
-        self._mark_reached(int(static[0]))
+        self.reached(int(static[0]))
         return np.int32(0)
-
-    def clock_ns(self, args, static, dtype, shape, loc):
-        """A count: the same in every schedule."""
-        self.looked += 1
-        return np.int64(self.looked)
-
-    def _consume(self, args, static, dtype, shape, loc):
-        return args[0]
 
     # ------------------------------------------------------------------------------------------
     # The rest
-
-    def turned(self, turns, loc):
-        """A loop without an access to memory has gone round `turns` times."""
-        if turns >= Settings.from_environment().endless_turns:
-            self.fail(
-                EndlessLoopError, "endless loop",
-                f"a loop that touches no memory has gone round {turns} times", loc,
-                remedy="check what ends it; if it does end, set WEFT_ENDLESS_TURNS higher",
-            )  # fmt: skip
 
     def assert_(self, cond, message, loc):
         if not np.all(cond):
@@ -293,34 +307,66 @@ EXTERNS = {
         args, static, dtype, shape, loc, far_allowed=True
     ),
     "weft.notify": Program._notify,
-    "weft.notify_warp": Program._notify_warp,
     "weft.wait": Program._wait,
     "weft.wait_bounded": Program._wait,
     "weft.test": Program._test,
     "weft.load": Program._ordered_load,
     "weft.store": Program._ordered_store,
     "weft.complete_stores": Program._complete,
-    "weft.consume": Program._consume,
     "weft.reached": Program._reached,
-    "weft.clock_ns": lambda self, *rest: self.clock_ns(*rest),
-    "weft.begin_transfer": Program.begin_transfer,
-    "weft.end_transfer": Program.end_transfer,
+    "weft.clock_ns": Program.clock_ns,
     "weft.fence": Program.fence,
-    "weft.quiet": Program.quiet,
     "weft.put_packets": Program.put_packets,
     "weft.wait_packets": Program.wait_packets,
 }
 
 
+class Partition(Program):
+    """Warps of a program's block that run a function of their own, beside the program.
+
+    An agent and a coroutine of their own, with all that they have under way.
+    """
+
+    def __init__(
+        self, whole: Program, number: int, function: Callable[..., None], values: Sequence[Any],
+        past: Past,
+    ) -> None:  # fmt: skip
+        super().__init__(whole.device, whole.work, whole.program, whole.reached, whole.ended)
+        self.begin_block()
+        self.whole, self.name = whole, whole.new_name()
+        self.under_way = whole.under_way
+        self.partition = f", partition {number}"
+        identity = self.agents.identity[self.agent]
+        name = f"{identity.kernel}{self.partition}"
+        self.agents.identity[self.agent] = replace(identity, kernel=name)
+        self.inherit(past)
+        self.function, self.values = function, values
+        self.gave(self)
+        self.scheduler.make_ready(self)
+
+    def _run(self) -> None:
+        self.took(self)
+        with np.errstate(all="ignore"):
+            self._survive(self.function, self.values)
+        self.whole.partition_ended(self)
+
+    def kill(self) -> None:
+        """With it the program, which would wait for it."""
+        super().kill()
+        if self.whole.joins:
+            self.whole.joins = False
+            self.whole.kill()
+
+
 class Residency:
     """The programs of all ranks' kernels, of which `room` are resident on a rank at a time.
 
-    `make(work, pid, ended=...)` makes a program that calls `ended(itself)` when it has run.
+    `reached(mark)` is called by programs that come by a mark.
     """
 
-    def __init__(self, device: Device, make: Callable[..., Program]) -> None:
+    def __init__(self, device: Device, reached: Callable[[int], None]) -> None:
         self.device = device
-        self.make = make
+        self.reached = reached
         self.room = device.num_sms
         self._resident: Counter[int] = Counter()
         self._kernels: dict[int, list[KernelWork]] = defaultdict(list)
@@ -376,7 +422,9 @@ class Residency:
         return work.out_of_order.pop(scheduler.chooser.choose(left, "the program that starts"))
 
     def _start_program(self, work: KernelWork, index: int) -> None:
-        program = self.make(work, work.program_id(index), ended=self._program_ended)
+        program = Program(
+            self.device, work, work.program_id(index), self.reached, self._program_ended
+        )
         work.next += 1
         self._resident[work.rank] += 1
         for watch in self.device.checker.watches:

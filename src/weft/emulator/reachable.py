@@ -25,7 +25,7 @@ from weft.language.symbols import base_symbol, with_trait
 _LOOKS, _SIGNALS = with_trait("looks"), with_trait("signals")
 _ATOMICS = ("atomic_rmw", "atomic_cas")
 # What gives an address back as it was, or a peer's address of the same word.
-_ADDRESSES = ("weft.at", "weft.consume", "weft.translate")
+_ADDRESSES = ("weft.at", "weft.translate")
 READ = "*"
 
 # The words of a world that its table leads to, and no argument of a kernel.
@@ -140,6 +140,11 @@ def _calls(tree: ast.Module) -> Iterator[tuple[ast.Call, bool, bool, ast.expr]]:
                 yield node, name in _LOOKS, name in _SIGNALS, _first(node)
         elif node.func.attr in _ATOMICS:
             yield node, True, True, node.args[3 if node.func.attr == "atomic_rmw" else 2]
+        elif node.func.attr == "assembly":
+            accesses = set(ast.literal_eval(node.args[1]))
+            if accesses:
+                looks, signals = accesses & {"ld", "atom"}, accesses & {"st", "atom", "red"}
+                yield node, bool(looks), bool(signals), node.args[2]
         elif node.func.attr == "load" and _is_volatile(node):
             yield node, True, False, node.args[0]
 

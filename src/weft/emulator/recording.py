@@ -23,7 +23,6 @@ from weft.base.user_place import user_place
 from weft.emulator.actors import Actor, address_of, span_of, tensors_in
 from weft.emulator.context import Kept, MakeWork, RankContext
 from weft.emulator.device import Stream, Work
-from weft.emulator.simulated_time import charge
 from weft.emulator.works import Event, EventRecord, EventWait
 
 
@@ -33,6 +32,15 @@ class _Branch:
 
     length: int = 0
     knows: dict[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class RecordedMark:
+    """A point in a recorded stream: the number of its event, and how much was known there."""
+
+    recording: Recording
+    number: int
+    known: dict[str, int]
 
 
 class Recording:
@@ -75,23 +83,33 @@ class Recording:
         """Is the stream a part of this recording so far?"""
         return stream.name in self.branches
 
-    def order(self, later: Stream, earlier: Stream) -> None:
-        """Work recorded on `later` from here on starts after what `earlier` holds now."""
-        source = self.branches.get(earlier.name)
-        if source is None:
+    def check_holds(self, earlier: Stream, later: Stream) -> None:
+        if not self.holds(earlier):
             raise UsageError(
                 f"stream {later.name!r} waits for stream {earlier.name!r}, which holds nothing "
                 "of this recording; let it wait for the recording's own stream first",
                 place=user_place(),
             )
-        target = self.branches.setdefault(later.name, _Branch())
-        for name, length in source.knows.items():
-            target.knows[name] = max(target.knows.get(name, 0), length)
+
+    def mark(self, stream: Stream) -> RecordedMark:
+        """What `stream` holds now."""
         place, number = user_place(), len(self.steps)
-        self.steps += [
-            (earlier.name, lambda events: EventRecord(events[number], place=place)),
-            (later.name, lambda events: EventWait(events[number], place=place)),
-        ]
+        known = dict(self._branch(stream).knows)
+        self.steps.append((stream.name, lambda events: EventRecord(events[number], place=place)))
+        return RecordedMark(self, number, known)
+
+    def follow(self, later: Stream, mark: Any) -> None:
+        """Work recorded on `later` from here on starts after what was marked."""
+        if not isinstance(mark, RecordedMark) or mark.recording is not self:
+            raise UsageError(
+                f"stream {later.name!r} waits for an event that is not of this recording",
+                place=user_place(),
+            )
+        target = self.branches.setdefault(later.name, _Branch())
+        for name, length in mark.known.items():
+            target.knows[name] = max(target.knows.get(name, 0), length)
+        place, number = user_place(), mark.number
+        self.steps.append((later.name, lambda events: EventWait(events[number], place=place)))
 
     def _branch(self, stream: Stream) -> _Branch:
         branch = self.branches.get(stream.name)
@@ -132,6 +150,7 @@ class Recording:
             # The other branches of a graph run on streams of its own.
             name: context.device.stream(context.rank, f"{name} of recording {self.number}")
             for name in self.branches
+            if name != self.root
         }
         streams[self.root] = context.stream
         events: dict[int, Event] = defaultdict(Event)
@@ -140,7 +159,7 @@ class Recording:
 
 
 class LaunchRecording(Recording):
-    """What one call queues, for calls to come. Made by `record_launches`.
+    """What one call queues, for calls to come.
 
     A replay is a call of its own: its findings name that call's lines, not those of the call that
     was recorded.
@@ -148,6 +167,14 @@ class LaunchRecording(Recording):
 
     # Copies, too, take whatever lies at their addresses.
     is_current = True
+    device_bytes = 0
+
+    @classmethod
+    def of(cls, context: RankContext, launch: Callable[[], None]) -> LaunchRecording:
+        """Of what `launch` queues. Here, since lines of callers are a part of a work's place."""
+        with cls(context) as recording:
+            launch()
+        return recording
 
     def keeping(self, tensors: Sequence[torch.Tensor]) -> Kept:
         memory = self.context.memory
@@ -167,15 +194,6 @@ class LaunchRecording(Recording):
     def replay(self) -> None:
         self._now = user_place()
         super().replay()
-
-
-def record_launches(context: RankContext, launch: Callable[[], None]) -> LaunchRecording | None:
-    """Record what `launch` queues; None where a timeline is drawn, by the program's streams."""
-    if context.time is not None:
-        return None
-    with LaunchRecording(context) as recording:
-        launch()
-    return recording
 
 
 def frozen_operation(
@@ -198,12 +216,9 @@ def frozen_operation(
     for tensor in tensors_in((args, tuple(kwargs.values()))):
         context.track(tensor, "operand")
 
-    def run(actor: Any, work: Work) -> None:
-        if context.checks:
-            report_accesses(func, manner, args, kwargs, actor)
+    def run(actor: Any) -> None:
+        report_accesses(func, manner, args, kwargs, actor)
         again = func(*args, **kwargs)
-        if context.time is not None:
-            charge(work, func, args, kwargs, again)
         if not manner.writes:
             for tensor, value in zip(outputs, tensors_in(again), strict=True):
                 actor.access([span_of(tensor)], True)
@@ -217,13 +232,13 @@ class TorchWork(Work):
 
     kind = "torch operation"
 
-    def __init__(self, call: Callable[[Any, Work], None], place: Place, keep: Any) -> None:
+    def __init__(self, call: Callable[[Any], None], place: Place, keep: Any) -> None:
         super().__init__(place, keep)
         self.call = call
 
     def start(self) -> None:
         with torch.no_grad():
-            self.call(Actor.of_work(self, "torch"), self)
+            self.call(Actor.of_work(self, "torch"))
         self.stream.finished(self)
 
 

@@ -18,15 +18,16 @@ RESET_IT = (
     "world.signals are zero from the start: leave the reset out, or put world.barrier() behind it,"
     " before anybody signals"
 )
+START_FIRST = (
+    "let the stream that waits wait for the one on which the word gets its start: an event, or"
+    " wait_stream, behind that"
+)
 # What to do about a signal that does not order what it seems to.
 STRENGTHEN_IT = (
     'there, order RELEASE for a signal, ACQUIRE for a wait, and scope SYSTEM ("sys" in'
     " tl.atomic_*): the defaults of wl.notify and wl.wait"
 )
-COMPLETE_IT = (
-    "complete it before that signal: a transfer by wl.fence or wl.quiet, a store through a"
-    " descriptor by wl.complete_stores() or wl.notify"
-)
+COMPLETE_IT = "complete it before that signal, by wl.complete_stores() or wl.notify"
 
 
 class Age(enum.Enum):
@@ -45,6 +46,15 @@ class Before(NamedTuple):
 
     text: str = ""
     age: Age = Age.UNKNOWN
+
+
+def in_block(what: str, kind: str) -> str:
+    """The remedy for an access of shared memory that must come after another one, `kind`."""
+    return (
+        f"let the earlier {kind} end before this {what}: wait for it where it is asynchronous"
+        " (mbarrier.wait on its parity, warpgroup_mma_wait, store_wait, wait_group), and between"
+        " partitions arrive at an mbarrier behind it"
+    )
 
 
 def put_in_order(what: str, kind: str, now: Identity, then: Identity) -> str:

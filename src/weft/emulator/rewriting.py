@@ -10,7 +10,7 @@ import math
 from functools import lru_cache
 
 from weft.base.report import Finding
-from weft.emulator.codegen import EmulatedKernel, compile_ttir, write_kernel
+from weft.emulator.codegen import EmulatedKernel, compile_ttir
 from weft.emulator.device import Stream, Work
 from weft.ir.ttir import Module
 from weft.ir.ttir_parser import parse
@@ -30,7 +30,7 @@ class Rewrite:
 
     def kernel(self, text: str) -> EmulatedKernel:
         """The kernel to run for the TTIR `text`."""
-        return compile_ttir(text, affine=True)
+        return compile_ttir(text)
 
     def position(self, work: Work, stream: Stream) -> int | None:
         """How many of the stream's queued works go before `work`; None leaves it out."""
@@ -48,11 +48,3 @@ class Rewrite:
 def parsed(text: str) -> Module:
     """The module printed as `text`, read once. Whoever changes it makes a new one of its parts."""
     return parse(text)
-
-
-def compile_module(module: Module) -> EmulatedKernel:
-    """The kernel of a module that was changed.
-
-    Raises  UnsupportedError: as compile_ttir
-    """
-    return write_kernel(module, affine=True)

@@ -25,14 +25,12 @@ from weft.emulator.session import Session, emulated
 
 
 def run_script(
-    path: str, args: Sequence[str] = (), ranks: int | None = None, *,
-    at_end: Callable[[Session], None] | None = None, **options: Any,
-) -> Report:  # fmt: skip
+    path: str, args: Sequence[str] = (), ranks: int | None = None, **options: Any
+) -> Report:
     """Run the script at `path` with `args` on every rank; what is found is in the report.
 
     An exception of the script, or an exit code other than 0, is a finding of kind "error".
-    `at_end` is handed the session when all ranks have ended, whatever was found; `options` are
-    those of `emulated`.
+    `options` are those of `emulated`.
 
     Raises  UsageError: there is no such file, or it is no Python
     """
@@ -49,8 +47,6 @@ def run_script(
         for rank, error in sorted(session.errors.items()):
             if not _is_clean_exit(error):
                 session.report.add(finding_of(error, rank))
-        if at_end is not None:
-            at_end(session)
         return session.report
 
 
@@ -129,6 +125,12 @@ def _is_clean_exit(error: BaseException) -> bool:
     return isinstance(error, SystemExit) and error.code in (None, 0)
 
 
+# Below Triton's compiled module a stock Triton has no others.
+FORKED = "triton._C.libtriton."
+OF_A_FORK = (
+    "this is part of a fork of Triton (Triton-distributed's dl.* is): weft runs what is written for"
+    " stock Triton; docs/memory_model.md says what its words are in weft.language"
+)
 # Triton names the type that no kernel takes, and not what to do.
 PASS_ARG = "pass world.arg: it is what kernels take, as the argument they call `world`"
 
@@ -144,6 +146,8 @@ def finding_of(error: BaseException, rank: int | None) -> Finding:
     else:
         message = f"{type(error).__name__}: {said}" if said else type(error).__name__
     remedy = PASS_ARG if isinstance(error, TypeError) and said.endswith("type: World") else ""
+    if isinstance(error, ModuleNotFoundError) and (error.name or "").startswith(FORKED):
+        remedy = OF_A_FORK
     side = Side.at(place, rank=rank, kernel="host", note="raises")
     return Finding("error", message, side, remedy=remedy)
 

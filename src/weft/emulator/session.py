@@ -19,23 +19,29 @@ from typing import Any
 import torch
 
 from weft.base.errors import UsageError
-from weft.base.hardware import Hardware, find_hardware
 from weft.base.report import Report
 from weft.base.topology import Topology
 from weft.base.user_place import user_place
 from weft.emulator.choices import Chooser
 from weft.emulator.clocks import Clock
 from weft.emulator.context import RankContext, current
+from weft.emulator.cuda_driver import intercept_driver
+from weft.emulator.hip_runtime import intercept_hip
 from weft.emulator.isolation import Isolation
 from weft.emulator.launches import take_launch
 from weft.emulator.machine import Machine
 from weft.emulator.meetings import Meetings
+from weft.emulator.mpi import intercept_mpi
 from weft.emulator.observation import Observer
 from weft.emulator.rewriting import Rewrite
-from weft.emulator.timeline import Timeline
 from weft.emulator.torch_compile import intercept_compilers
+from weft.emulator.torch_cuda import intercept_cuda
 from weft.emulator.torch_distributed import Distributed, RankGroups
+from weft.emulator.torch_library import intercept_library
+from weft.emulator.torch_nvshmem import intercept_nvshmem
 from weft.emulator.torch_ops import TorchOperations, intercept_host_reads
+from weft.emulator.torch_symmetric_memory import intercept_symmetric_memory
+from weft.emulator.torch_symmetric_ops import intercept_symmetric_ops
 from weft.language import triton_api
 
 _open: list[Session] = []
@@ -80,15 +86,6 @@ class Session:
     @property
     def report(self) -> Report:
         return self.machine.report
-
-    @property
-    def timeline(self) -> Timeline:
-        """What has run so far, in simulated time."""
-        if self.machine.time is None:
-            raise UsageError(
-                'no simulated time is kept: open the session with emulated(hardware="h200x4")'
-            )
-        return self.machine.time.timeline()
 
     def run(self, main: Callable[..., Any], *args: Any) -> list[Any]:
         """Run `main(*args)` on every rank; returns the results in rank order.
@@ -162,6 +159,8 @@ class Session:
             rank, failure = min(self.errors.items(), key=lambda item: item[0])
             if hasattr(failure, "add_note"):
                 failure.add_note(f"(raised on emulated rank {rank})")
+                if self.machine.left_behind:
+                    failure.add_note(self.machine.left_behind)
             raise failure
 
     def close(self) -> None:
@@ -197,12 +196,14 @@ def _wants_rank(main: Callable[..., Any], args: tuple) -> bool:
     )
 
 
+ARCHITECTURES = (0, 90, 100)
+
+
 @contextmanager
 def emulated(
     ranks: int | None = None, nodes: int | Sequence[int] = 1, seed: int = 0, num_sms: int = 132,
-    checks: bool = True, collect: bool = False, *, name: str = "program",
-    local_root: str | None = None, hardware: str | Hardware | None = None,
-    rewrite: Rewrite | None = None, chooser: Chooser | None = None,
+    collect: bool = False, *, arch: int = 0, name: str = "program",
+    local_root: str | None = None, rewrite: Rewrite | None = None, chooser: Chooser | None = None,
     observers: Sequence[Observer] = (),
 ) -> Iterator[Session]:  # fmt: skip
     """Emulated ranks in this process; `.run(main)` runs a function on each of them.
@@ -211,37 +212,43 @@ def emulated(
     `.report` where they would otherwise be raised. Modules from below `local_root` are kept per
     rank, as are the environment, the random states and the default process group.
 
-    With `hardware`, a record or its name (e.g. "h200x4"), it also keeps simulated time:
-    `.timeline` says when each piece of work would begin and end, and what would overlap.
-
     `observers` receive every event (emulator/observation.py); a `chooser` decides the
     schedule in the seed's place (emulator/choices.py).
     `rewrite` may change kernels and host operations before they run (emulator/rewriting.py).
 
     Units   ranks: 4, or what `nodes` holds; nodes: how many scale-up domains, or the size of
-            each, e.g. (3, 1); num_sms: programs resident on one rank
+            each, e.g. (3, 1); num_sms: programs resident on one rank; arch: 90 runs what weft runs
+            on Hopper, kernels in Gluon among it, and 100 what it runs on Blackwell
     """
     topology = Topology.of(ranks, nodes)
-    if isinstance(hardware, str):
-        hardware = find_hardware(hardware)
     if num_sms < 1:
         raise UsageError(f"num_sms={num_sms}: a rank holds at least one program")
+    if arch not in ARCHITECTURES:
+        raise UsageError(
+            f"arch={arch}: the emulator runs what weft runs on 90 or 100, or anywhere: 0"
+        )
     if _open:
         raise UsageError("weft.emulated() does not nest: leave the outer block first")
-    if rewrite is not None and hardware is not None:
-        raise UsageError("simulated time is kept of programs as they are: rewrite or hardware")
     session = Session(
-        topology, local_root, seed, collect, num_sms=num_sms, checks=checks, name=name,
-        hardware=hardware, rewrite=rewrite, chooser=chooser, observers=observers,
+        topology, local_root, seed, collect, num_sms=num_sms, arch=arch, name=name,
+        rewrite=rewrite, chooser=chooser, observers=observers,
     )  # fmt: skip
     with ExitStack() as stack:
         _open.append(session)
         stack.callback(_open.remove, session)
         stack.callback(session.close)
-        stack.callback(triton_api.take_launches(take_launch, num_sms))
+        stack.callback(triton_api.take_launches(take_launch, num_sms, arch))
         stack.callback(session.distributed.install())
         stack.callback(intercept_host_reads())
         stack.callback(intercept_compilers())
+        stack.callback(intercept_cuda(topology, arch))
+        stack.callback(intercept_library())
+        stack.callback(intercept_driver())
+        stack.callback(intercept_hip())
+        stack.callback(intercept_mpi(session.meetings, topology))
+        stack.callback(intercept_symmetric_memory(session.meetings))
+        stack.callback(intercept_symmetric_ops())
+        stack.callback(intercept_nvshmem())
         session.isolation.start()
         stack.callback(session.isolation.stop)
         grad = torch.autograd.set_multithreading_enabled(False)

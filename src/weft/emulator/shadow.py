@@ -9,7 +9,7 @@ for accesses that nothing orders.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
@@ -50,7 +50,15 @@ class History(NamedTuple):
         return self.writer == Agents.NOTHING and self.atomics is None
 
 
-OnConflict = Callable[[str, int], None]
+class Accessing(Protocol):
+    """One access: its segment, by somebody whose knowledge is `clock` and who `owns` segments."""
+
+    segment: int
+    clock: Clock
+    owns: Callable[[int], bool]
+
+    def conflict(self, number: int, kind: str, earlier: int) -> None:
+        """Nothing orders it after the segment `earlier` in the history of that number."""
 
 
 # Up to so many different numbers a pass over the cells for each is cheaper than sorting them.
@@ -88,10 +96,8 @@ def carry(cells: np.ndarray, after: Callable[[int], int]) -> bool:
 class Shadow:
     """The histories of one machine and the transitions between them.
 
-    A transition is for an access by `segment` of somebody whose knowledge is `clock` and who
-    `own`s segments. `on_conflict(kind, earlier segment)` is called for an access that an earlier
-    one is not ordered with; the transition then goes on as if it were, so that each fault is
-    reported once.
+    Where an earlier access is not ordered before this one, which is told so, the transition goes on
+    as if it were, so that each fault is reported once.
     """
 
     UNWRITTEN = 0
@@ -107,25 +113,23 @@ class Shadow:
         self.overwritten: dict[int, int | None] = {}
         self._fresh: dict[tuple[int, int, bool], int] = {}
 
-    def after_read(
-        self, number: int, segment: int, clock: Clock, own: Callable[[int], bool],
-        on_conflict: OnConflict,
-    ) -> int:  # fmt: skip
+    def after_read(self, number: int, access: Accessing) -> int:
         """The history after a plain read."""
+        segment = access.segment
         key = (number, segment)
         after = self._after_reads.get(key)
         if after is not None:
             return after
         history = self.histories[number]
-        self._check_writer(history, clock, own, on_conflict)
+        self._check_writer(number, history.writer, access)
         atomics = history.atomics
         if atomics is not None:
-            unordered = self._unordered(atomics, clock, own)
+            unordered = self._unordered(atomics, access)
             for earlier in unordered:
-                on_conflict("atomic", earlier)
+                access.conflict(number, "atomic", earlier)
             if not unordered:
                 atomics = None
-        reads = self._still_unordered(history.reads, clock, own, is_atomic=False)
+        reads = self._still_unordered(history.reads, access, is_atomic=False)
         if atomics is None and reads is None:
             after = self._fresh_history(history.writer, segment, is_atomic=False)
         else:
@@ -134,17 +138,14 @@ class Shadow:
         self._after_reads[key] = after
         return after
 
-    def after_write(
-        self, number: int, segment: int, clock: Clock, own: Callable[[int], bool],
-        on_conflict: OnConflict,
-    ) -> int:  # fmt: skip
+    def after_write(self, number: int, access: Accessing) -> int:
         """The history after a plain write: it begins anew."""
-        history = self.histories[number]
-        self._check_writer(history, clock, own, on_conflict)
+        history, segment = self.histories[number], access.segment
+        self._check_writer(number, history.writer, access)
         for kind, accesses in (("read", history.reads), ("atomic", history.atomics)):
             if accesses is not None:
-                for earlier in self._unordered(accesses, clock, own):
-                    on_conflict(kind, earlier)
+                for earlier in self._unordered(accesses, access):
+                    access.conflict(number, kind, earlier)
         writer = history.writer
         if writer != segment and self.overwritten.setdefault(segment, writer) != writer:
             self.overwritten[segment] = None
@@ -157,34 +158,32 @@ class Shadow:
             after = self._written[segment] = self._number(History(segment))
         return after
 
-    def after_atomic(
-        self, number: int, segment: int, clock: Clock, own: Callable[[int], bool],
-        on_conflict: OnConflict, modifies: bool,
-    ) -> int:  # fmt: skip
+    def after_atomic(self, number: int, access: Accessing, modifies: bool) -> int:
         """The history after an atomic access.
 
         Atomic accesses need no order among each other where their scopes include both parties.
         """
+        segment = access.segment
         key = (number, segment, modifies)
         after = self._after_atomics.get(key)
         if after is not None:
             return after
         history = self.histories[number]
-        self._check_writer(history, clock, own, on_conflict)
+        self._check_writer(number, history.writer, access)
         reads = history.reads
         if reads is not None and modifies:
-            unordered = self._unordered(reads, clock, own)
+            unordered = self._unordered(reads, access)
             for earlier in unordered:
-                on_conflict("read", earlier)
+                access.conflict(number, "read", earlier)
             if not unordered:
                 reads = None
         reach = self._reach(segment)
         if history.atomics is not None and not self._all_covered(history.atomics, reach):
-            for earlier in self._unordered(history.atomics, clock, own):
+            for earlier in self._unordered(history.atomics, access):
                 if not self.agents.covers(earlier, segment):
-                    on_conflict("scope", earlier)
+                    access.conflict(number, "scope", earlier)
         writer = max(history.writer, Agents.BEFORE) if modifies else history.writer
-        atomics = self._still_unordered(history.atomics, clock, own, is_atomic=True)
+        atomics = self._still_unordered(history.atomics, access, is_atomic=True)
         if reads is None and atomics is None:
             after = self._fresh_history(writer, segment, is_atomic=True)
         else:
@@ -222,27 +221,23 @@ class Shadow:
         narrow = Scope.BLOCK in (scope, reach[0])
         return not narrow and device == reach[1]
 
-    def _check_writer(
-        self, history: History, clock: Clock, own: Callable[[int], bool], on_conflict: OnConflict
-    ) -> None:
-        writer = history.writer
-        if not (own(writer) or self.agents.known(writer, clock)):
-            on_conflict("write", writer)
+    def _check_writer(self, number: int, writer: int, access: Accessing) -> None:
+        if not (access.owns(writer) or self.agents.known(writer, access.clock)):
+            access.conflict(number, "write", writer)
 
-    def _unordered(self, accesses: Accesses, clock: Clock, own: Callable[[int], bool]) -> list[int]:
-        known = self.agents.known
+    def _unordered(self, accesses: Accesses, access: Accessing) -> list[int]:
+        own, known, clock = access.owns, self.agents.known, access.clock
         return [s for s in accesses if not (own(s) or known(s, clock))]
 
     def _still_unordered(
-        self, accesses: Accesses | None, clock: Clock, own: Callable[[int], bool], *,
-        is_atomic: bool,
-    ) -> Accesses | None:  # fmt: skip
+        self, accesses: Accesses | None, access: Accessing, *, is_atomic: bool
+    ) -> Accesses | None:
         """`accesses` without those that are ordered before: what is ordered after this one is after
         them too. Looked for at powers of two only: a long list costs no more than it has entries.
         """
         if accesses is None or accesses.count & (accesses.count - 1):
             return accesses
-        unordered = self._unordered(accesses, clock, own)
+        unordered = self._unordered(accesses, access)
         if len(unordered) == accesses.count:
             return accesses
         kept = None

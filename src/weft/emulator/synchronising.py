@@ -63,7 +63,13 @@ class Synchronising(PlainAccess):
             self._last_poll = poll
             return
         self._last_poll = None
-        self.set_aside(allocation, index, dtype.itemsize, loc, None, value.item())
+        self.spin(allocation, index, dtype, loc, value.item())
+
+    def spin(self, allocation: Allocation, index: int, dtype: np.dtype, loc: int, seen: int):
+        """It has seen the same again, and would for ever: wait for a change, if that is not old."""
+        self.sees_newest = allocation.view(dtype)[index] != seen
+        if not self.sees_newest:
+            self.set_aside(allocation, index, dtype.itemsize, loc, None, seen)
 
     def atomic_rmw(self, op, sem, scope, ptr, value, mask, dtype, shape, loc):
         self.adds_floats = op == "fadd"
@@ -77,6 +83,8 @@ class Synchronising(PlainAccess):
         pairs = np.stack([np.broadcast_to(compare, shape), np.broadcast_to(value, shape)], axis=-1)
 
         def change(old, pair):
+            if shape == () and old != pair[0]:
+                return None
             return np.where(old == pair[..., 0], pair[..., 1], old)[()]
 
         return self._changed(change, sem, scope, ptr, pairs, None, dtype, shape, loc)
@@ -91,7 +99,9 @@ class Synchronising(PlainAccess):
             located = self.locate(ptr, dtype.itemsize, "updates", loc)
         if located is None:
             return dtype.type(0)
-        return self.atomic(*located, dtype, loc, order, scope, lambda old: change(old, value))
+        return self.atomic(
+            *located, dtype, loc, order, scope, lambda old: change(old, value), raw=True
+        )
 
     def descriptor_reduce(self, kind, desc, indices, value, loc):
         """An asynchronous block of atomics, relaxed and of the device's scope."""

@@ -2,8 +2,9 @@
 
 inductor's machine code reads and writes memory by itself: it waits for no queued work, and the
 checker sees nothing of it. So a rank that compiles with inductor gets the graph that inductor
-would have been given, forward and backward, and runs it operation by operation, as "aot_eager"
-does. What inductor made elsewhere is refused when a rank calls it. Launches of kernels end a graph.
+would have been given, forward and backward, behind the passes of the user's own, and runs it
+operation by operation, as "aot_eager" does. What inductor made elsewhere is refused when a rank
+calls it. Launches of kernels end a graph.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import functools
 import importlib.abc
 import importlib.machinery
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from types import ModuleType
 from typing import Any
@@ -55,10 +56,46 @@ def _unless_emulated(own: Callable[..., Any], on_a_rank: Callable[..., Any]) -> 
     return call
 
 
-def _compile_by_operations(model: Any, example_inputs: Any, *rest: Any, **options: Any) -> Any:
-    from torch._dynamo.backends.debugging import aot_eager
+def _compile_by_operations(
+    model: Any, example_inputs: Any, *rest: Any, config_patches: Any = None, **options: Any
+) -> Any:
+    from torch._dynamo.backends.common import aot_autograd
+    from torch._dynamo.backends.debugging import boxed_nop
+    from torch._functorch.partitioners import min_cut_rematerialization_partition
 
-    return aot_eager(model, example_inputs)
+    joint, each = (_passes(kind, config_patches or {}) for kind in ("joint", "post_grad"))
+
+    def compile_one(module: Any, inputs: Any) -> Any:
+        return boxed_nop(_through(module, each), inputs)
+
+    # As inductor: a graph without gradients goes through both.
+    return aot_autograd(
+        fw_compiler=compile_one,
+        inference_compiler=lambda module, inputs: compile_one(_through(module, joint), inputs),
+        partition_fn=lambda module, *given, **named: min_cut_rematerialization_partition(
+            _through(module, joint), *given, **named
+        ),
+        keep_inference_input_mutations=True,
+    )(model, example_inputs)
+
+
+def _passes(kind: str, patches: Mapping[str, Any]) -> list[Callable[[Any], None]]:
+    """The user's passes over graphs of a kind, in inductor's order."""
+    from torch._inductor import config
+
+    found: list[Callable[[Any], None]] = []
+    for name in (f"{kind}_custom_pre_pass", f"{kind}_custom_post_pass"):
+        given = patches.get(name, getattr(config, name))
+        found += given if isinstance(given, list | tuple) else [given] * (given is not None)
+    return found
+
+
+def _through(module: Any, passes: Sequence[Callable[[Any], None]]) -> Any:
+    for one in passes:
+        one(module.graph)
+    if passes:
+        module.recompile()
+    return module
 
 
 def _refuse(*args: Any, **kwargs: Any) -> Any:

@@ -23,7 +23,6 @@ from weft.base.user_place import user_place
 from weft.emulator.actors import Actor, address_of, span_of, spans_of, tensors_in
 from weft.emulator.context import FRESH, RankContext, current
 from weft.emulator.recording import frozen_operation
-from weft.emulator.simulated_time import charge
 
 aten = torch.ops.aten
 
@@ -37,6 +36,13 @@ _FRESH = {
     aten.new_empty.default,
     aten.new_empty_strided.default,
 }
+
+# What gives integers a start, as words for signals have one. It is the stream's that is current: to
+# a kernel or a wait on another stream these words hold what the memory's last owner left there.
+_FILLING = {
+    "zeros", "ones", "full", "zeros_like", "ones_like", "full_like", "new_zeros", "new_ones",
+    "new_full", "zero_", "fill_",
+}  # fmt: skip
 
 # In-place operations that do not look at what they overwrite.
 _OVERWRITING = (
@@ -59,7 +65,7 @@ _HOST_READS = {aten._local_scalar_dense.default, aten.equal.default}
 # of a process group, whose ranks meet.
 _OWN = {"aten", "prim", "prims", "profiler", "quantized"}
 # Those of which all is seen: they are made of operations of torch's, kernels and meetings.
-_SEEN = {"weft", "c10d", "_c10d_functional", "_dtensor", "fsdp"}
+_SEEN = {"weft", "c10d", "_c10d_functional", "_dtensor", "fsdp", "symm_mem"}
 _CPU = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
 
 # Copies move unwritten memory without looking at it.
@@ -77,6 +83,7 @@ class _Manner:
     is_made_of_others: bool
     is_view: bool
     is_fresh: bool
+    fills: bool
     writes: frozenset[str]
     reads_written: bool
     chooses: bool
@@ -101,6 +108,7 @@ def _manner(func: Any) -> _Manner:
             is_made_of_others=func.namespace not in _OWN,
             is_view=bool(getattr(func, "is_view", False)) or base in _METADATA,
             is_fresh=func in _FRESH,
+            fills=base in _FILLING,
             writes=written,
             reads_written=not (outs or base.removeprefix("_foreach_") in _OVERWRITING),
             chooses=base in _CHOOSING and "reduce" not in schema.overload_name,
@@ -153,7 +161,11 @@ class TorchOperations(TorchDispatchMode):
             return self._record(func, manner, args, kwargs)
         if self._is_tracked(args, kwargs):
             return self._tracked(func, manner, args, kwargs)
-        return func(*args, **kwargs)
+        result = func(*args, **kwargs)
+        if manner.fills and not (result.is_floating_point() or result.is_complex()):
+            if result.numel() and result.device.type == "cpu" and not _is_traced(result):
+                self.context.filled(result)
+        return result
 
     def _is_tracked(self, args: tuple, kwargs: dict) -> bool:
         find = self.memory.find
@@ -179,11 +191,8 @@ class TorchOperations(TorchDispatchMode):
             self.context.stream.enqueue(make())
             return result
         with self.context.operation() as actor:
-            if self.context.checks:
-                self.report_accesses(func, manner, args, kwargs, actor)
+            self.report_accesses(func, manner, args, kwargs, actor)
             result = func(*args, **kwargs)
-            if self.context.time is not None:
-                charge(self.context.stream.active, func, args, kwargs, result)
         self._forget_overwritten(manner, args, kwargs)
         return result
 
@@ -235,7 +244,7 @@ class TorchOperations(TorchDispatchMode):
             return
         if _is_traced(tensor):  # it has no memory
             return
-        if tensor.numel() and self.context.checks:
+        if tensor.numel():
             fill_with_garbage(tensor)
             self.context.track(tensor, FRESH, initialised=False)
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import operator
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ from weft.base.place import UNKNOWN, Place
 from weft.emulator.actors import Actor
 from weft.emulator.clocks import Clock
 from weft.emulator.device import Stream, Work
-from weft.emulator.memory import WORD, Allocation
+from weft.emulator.memory import WORD
 from weft.emulator.scheduler import Waiting
 
 
@@ -35,8 +36,6 @@ class KernelWork(Work):
         self.next = 0
         self.out_of_order: list[int] = []  # those to start, where a choice was taken
         self.ended = 0
-        # (first address, last, bytes in all) by allocation and direction, in simulated time.
-        self.touched: dict[tuple[Allocation, bool], tuple[int, int, int]] = {}
 
     def program_id(self, index: int) -> tuple[int, int, int]:
         x, y, _ = self.grid
@@ -80,36 +79,70 @@ class WordCopyWork(Work):
 
     def start(self) -> None:
         actor = Actor.of_work(self, "copy engine")
-        self.value = actor.read_word(self.src) + self.change
-        self.before = actor.write_word(self.dst, self.value)
+        actor.write_word(self.dst, actor.read_word(self.src) + self.change)
         self.stream.finished(self)
 
 
-class TokenWork(Work):
-    """A stream's wait for a word that a kernel sets to 1, which is 0 again when it has ended.
+class WordWork(Work):
+    """A word that a stream writes behind all its earlier work.
+
+    A system-wide fence goes before it, and the stream's own device writes it: of that device's
+    kernels a look of device scope is enough.
+    """
+
+    kind = "word write"
+
+    def __init__(
+        self, dst: int, value: int, dtype: np.dtype, *, place: Place = UNKNOWN, keep: Any = None
+    ) -> None:
+        super().__init__(place, keep)
+        self.dst = dst
+        self.value = value
+        self.dtype = dtype
+
+    def start(self) -> None:
+        actor = Actor.of_work(self, "stream", of_device=True)
+        actor.write_word(self.dst, self.value, self.dtype)
+        self.stream.finished(self)
+
+
+class WordWait(Work):
+    """A stream's wait for a word: until `passes(seen, value)`, which is `wanted` in words.
 
     While it waits it is among the machine's waiters, like a program that is set aside.
     """
 
-    kind = "token"
+    kind = "word wait"
 
-    def __init__(self, word: int, *, place: Place = UNKNOWN, keep: Any = None) -> None:
+    def __init__(
+        self, word: int, dtype: np.dtype, value: int, passes: Callable[[int, int], bool],
+        wanted: str, *, place: Place = UNKNOWN, keep: Any = None,
+    ) -> None:  # fmt: skip
         super().__init__(place, keep)
         self.word = word
+        self.dtype = dtype
+        self.value = value
+        self.passes = passes
+        self.wanted = wanted
         self.waiting: Waiting | None = None
+        self.begun = False
 
     def eligible(self) -> bool:
-        device = self.stream.device
+        device, itemsize = self.stream.device, self.dtype.itemsize
         allocation = device.checker.memory.find(self.word)
         if allocation is None:
             return True  # its access is a finding
-        seen = int(allocation.view(WORD)[(self.word - allocation.address) // WORD.itemsize])
-        if seen == 1:
+        if not self.begun:
+            self.begun = True
+            self.clock.join(self.stream.clock)
+            Actor.of_work(self, self.kind).begin_wait(self.word, self.dtype)
+        seen = int(allocation.view(self.dtype)[(self.word - allocation.address) // itemsize])
+        if self.passes(seen, self.value):
             return True
         cell = (self.word - allocation.address) // allocation.cell_bytes
-        index = allocation.index(self.word, WORD.itemsize)
+        index = allocation.index(self.word, itemsize)
         is_new = self.waiting is None
-        self.waiting = Waiting(allocation, cell, index, self.place, 1, seen)
+        self.waiting = Waiting(allocation, cell, index, self.place, self.value, seen)
         if is_new:
             for watch in device.checker.watches:
                 watch.waits(self, self.waiting)
@@ -120,15 +153,31 @@ class TokenWork(Work):
         self.stream.changed()
 
     def start(self) -> None:
-        actor = Actor.of_work(self, "token")
-        actor.take_word(self.word)
+        actor = Actor.of_work(self, self.kind)
+        self.look(actor)
         self.stream.clock.join(actor.clock)
         self.stream.finished(self)
 
+    def look(self, actor: Actor) -> None:
+        actor.acquire_word(self.word, self.dtype)
+
     def describe(self) -> str:
         allocation = self.stream.device.checker.memory.find(self.word)
-        name = "" if allocation is None else f" {allocation.word_name(self.word, WORD.itemsize)}"
-        return f"token{name}"
+        itemsize = self.dtype.itemsize
+        name = "" if allocation is None else f" {allocation.word_name(self.word, itemsize)}"
+        return f"{self.kind}{name}"
+
+
+class TokenWork(WordWait):
+    """A stream's wait for a word that a kernel sets to 1, which is 0 again when it has ended."""
+
+    kind = "token"
+
+    def __init__(self, word: int, *, place: Place = UNKNOWN, keep: Any = None) -> None:
+        super().__init__(word, WORD, 1, operator.eq, "= 1", place=place, keep=keep)
+
+    def look(self, actor: Actor) -> None:
+        actor.take_word(self.word)
 
 
 class Event:
@@ -137,8 +186,6 @@ class Event:
     def __init__(self) -> None:
         self.done = False
         self.clock = Clock()
-        # In simulated time: when it was recorded, and by whom.
-        self.us, self.by = 0.0, None
         self.waiters: list[Stream] = []
 
 

@@ -14,10 +14,9 @@ from collections.abc import Iterator
 
 from weft.base.place import Place
 from weft.ir import text
-from weft.ir.core_statements import ARRIVALS, ENGINE, KERNEL, Hook, Kernel, Param
-from weft.ir.device_moments import Plan, announced, awaited
-from weft.ir.device_statements import Channel, Copy, Launch, Step
-from weft.ir.legality import Rule, Violation, illegal, run
+from weft.ir.core import ARRIVALS, ENGINE, KERNEL, Hook, Kernel, Param
+from weft.ir.device import Channel, Copy, Launch, Plan, Step, announced, awaited
+from weft.ir.legality import Rule, Violation, legal, run
 
 
 def of_signals(plan: Plan, launch: Launch, channel: Channel) -> tuple[str, str]:
@@ -147,6 +146,5 @@ def check(plan: Plan, launch: Launch, kernel: Kernel) -> list[Violation]:
 
 def require(plan: Plan, launch: Launch, kernel: Kernel) -> Kernel:
     """The kernel. Raises  IllegalError: with all breaches, and the user's lines"""
-    if violations := check(plan, launch, kernel):
-        raise illegal(f"Core IR of {kernel.name} in plan {plan.name}", violations)
-    return kernel
+    title = f"Core IR of {kernel.name} in plan {plan.name}"
+    return legal(title, kernel, check(plan, launch, kernel))

@@ -10,11 +10,12 @@ from collections.abc import Iterable, Iterator
 
 from weft.base.place import Place
 from weft.ir import text
-from weft.ir.core_statements import (
+from weft.ir.core import (
     ARRIVALS,
     CUTS,
     DEPARTURES,
     ENGINE,
+    FLAGS,
     FUNCTIONS,
     HOOKS,
     KERNEL,
@@ -26,7 +27,6 @@ from weft.ir.core_statements import (
     SORTS,
     TEMPLATES,
     TO,
-    WORDS,
     Advance,
     Credit,
     Finish,
@@ -42,7 +42,7 @@ from weft.ir.core_statements import (
     uses,
     wrong_tile,
 )
-from weft.ir.legality import Rule
+from weft.ir.legality import Rule, Violation, legal, run
 
 
 def _names(kernel: Kernel) -> Iterator[tuple[str, Place]]:
@@ -92,7 +92,7 @@ def _words(kernel: Kernel) -> Iterator[tuple[str, Place]]:
             yield from _known(f"{word} has order", one.order, ORDERS[word], one.place)
             yield from _known(f"{word} has scope", one.scope, SCOPES, one.place)
         if isinstance(one, Wait):
-            yield from _known("wait for words", one.words, WORDS, one.place)
+            yield from _known("wait for flags", one.flags, FLAGS, one.place)
             yield from _known("wait unless", one.unless, ("", "own"), one.place)
             yield from _known("wait by", one.by, ("", "last"), one.place)
         if isinstance(one, Notify):
@@ -275,7 +275,7 @@ def _reads(kernel: Kernel) -> Iterator[tuple[str, Place]]:
     arriving = _arriving(kernel)
     params = {one.name: one for one in kernel.of(Param)}
     for hook in kernel.of(Hook):
-        at, words = ARRIVALS.get(hook.function, (None, ""))
+        at, flags = ARRIVALS.get(hook.function, (None, ""))
         written, _ = DEPARTURES.get(hook.function, (None, ""))
         for i, name in enumerate(hook.args):
             message = f"{hook.function} at hook {hook.slot} reads {name}"
@@ -285,30 +285,34 @@ def _reads(kernel: Kernel) -> Iterator[tuple[str, Place]]:
                     message += ", which others write, and no signals with to=kernel announce it"
                     yield f"{message}: wait for it, or say by= which step before has", hook.place
             elif i == at:
-                if not _is_awaited(kernel, hook, arriving[name], words):
-                    yield f"{message}{_unguarded(kernel, hook, arriving[name], words)}", hook.place
+                if not _is_awaited(kernel, hook, arriving[name], flags):
+                    yield f"{message}{_unguarded(kernel, hook, arriving[name], flags)}", hook.place
             elif name in arriving and i != written and hook.function != "rounded":
                 message += f", which {_named(arriving[name].by, kernel)} writes meanwhile"
                 yield f"{message}: only {', '.join(ARRIVALS)} stand behind a wait", hook.place
 
 
-def _is_awaited(kernel: Kernel, hook: Hook, signals: Param, words: str) -> bool:
-    """Does every program wait for these words, or for all, before the hook at its place?"""
+# What reads own rows where they lie from the start.
+READ_IN_PLACE = ("rows_or_own", "left_channel", "right_channel")
+
+
+def _is_awaited(kernel: Kernel, hook: Hook, signals: Param, flags: str) -> bool:
+    """Does every program wait for these flags, or for all, before the hook at its place?"""
     # What reads own rows elsewhere need not wait for them.
-    may = ("", "own") if hook.function == "rows_or_own" else ("",)
+    may = ("", "own") if hook.function in READ_IN_PLACE else ("",)
     slot = hook.slot
     if slot == "scales":  # own ones are there before the kernel
         slot, may = "ready", ("", "own")
     return any(
         one.slot == slot and _is_before(kernel, one, hook) and one.signals == signals.name
-        and one.words in (words, "all") and one.unless in may and not one.by
+        and one.flags in (flags, "all") and one.unless in may and not one.by
         for one in kernel.of(Wait)
     )  # fmt: skip
 
 
-def _unguarded(kernel: Kernel, hook: Hook, signals: Param, words: str) -> str:
+def _unguarded(kernel: Kernel, hook: Hook, signals: Param, flags: str) -> str:
     slot = "ready" if hook.slot == "scales" else hook.slot
-    remedy = f"wait({slot}, {signals.name}, {words}, {_mapping(kernel)})"
+    remedy = f"wait({slot}, {signals.name}, {flags}, {_mapping(kernel)})"
     message = f", which {_named(signals.by, kernel)} writes, and does not wait for {signals.name}"
     return f"{message}: put {remedy} before it"
 
@@ -318,8 +322,8 @@ def _mapping(kernel: Kernel) -> str:
     return next((one.name for one in kernel.of(Mapping)), "its mapping")
 
 
-# Words of a wait that leave none out which an engine writes: those of a tile leave out chunks that
-# have no rows. Ranks without rows have no engine write a word of `sources`.
+# Flags of a wait that leave none out which an engine writes: those of a tile leave out chunks that
+# have no rows. Ranks without rows have no engine write a flag of `sources`.
 _COMPLETE = ("all", "others", "chunk", "sources")
 
 
@@ -328,11 +332,11 @@ def _engines(kernel: Kernel) -> Iterator[tuple[str, Place]]:
         if signals.sort != "signals" or signals.by != ENGINE:
             continue
         if not any(
-            one.signals == signals.name and one.words in _COMPLETE
+            one.signals == signals.name and one.flags in _COMPLETE
             and all(_is_before(kernel, one, end) for end in kernel.of((Finish, Advance)))
             for one in kernel.of(Wait)
         ):  # fmt: skip
-            message = f"an engine may write words of {signals.name} when the call is over: no wait "
+            message = f"an engine may write flags of {signals.name} when the call is over: no wait "
             message += "before its end is for all of them, and tiles leave out chunks without rows"
             remedy = f"wait(done, {signals.name}, all, {_mapping(kernel)}, by=last)"
             yield f"{message}; put {remedy}", signals.place
@@ -378,7 +382,7 @@ def _sends(kernel: Kernel) -> Iterator[tuple[str, Place]]:
 def _writes(kernel: Kernel) -> Iterator[tuple[str, Hook | Notify]]:
     """What makes somebody write arrays of the slot on other ranks, and how it is told."""
     for one in kernel.of((Hook, Notify)):
-        if isinstance(one, Hook) and one.function in DEPARTURES and one.function != "keep":
+        if isinstance(one, Hook) and one.function in DEPARTURES and one.function != "stage":
             name = one.args[DEPARTURES[one.function][0]]
             yield f"{one.function} writes {name} on other ranks", one
         if isinstance(one, Notify) and one.to == "engine":
@@ -460,3 +464,13 @@ RULES = (
     Rule("engines", "what an engine writes when a call is over, the next call reads", _engines,
          "ends"),
 )  # fmt: skip
+
+
+def check(kernel: Kernel) -> list[Violation]:
+    """Every breach of the rules."""
+    return run(RULES, kernel, ("", "template", "signals", "ends"))
+
+
+def require(kernel: Kernel) -> Kernel:
+    """The kernel itself. Raises  IllegalError: with all breaches, and the user's lines"""
+    return legal(f"Core IR of {kernel.name}", kernel, check(kernel))

@@ -11,23 +11,27 @@ from itertools import combinations
 from weft.base.dtypes import DTYPES
 from weft.base.place import Place
 from weft.ir import text
-from weft.ir.device_moments import Access, Plan, accesses, announced, are_apart, awaited
-from weft.ir.device_statements import (
-    GIVEN,
-    NUM_RANKS,
+from weft.ir.choice import Choice
+from weft.ir.device import (
     ON_HEAP,
     PROGRAMS,
     ROLES,
+    STAGES,
     TEMPLATES,
+    Access,
     After,
     Buffer,
     Channel,
-    Choice,
     Copy,
     Launch,
+    Plan,
     Step,
+    accesses,
+    announced,
+    are_apart,
+    awaited,
 )
-from weft.ir.legality import Rule
+from weft.ir.legality import Rule, Violation, legal, run
 from weft.ir.order import Moment
 from weft.ir.tensor import TABLE
 
@@ -71,14 +75,14 @@ def _fields(plan: Plan) -> Iterator[tuple[str, Place]]:
             message = f"role={buffer.role}, dtype={buffer.dtype}; roles are {', '.join(ROLES)}"
             yield f"buffer {buffer.name} has {message}", buffer.place
     for channel in plan.of(Channel):
-        for name in ("chunks", "push_rows", "tile_rows", "parts"):
-            number, words = getattr(channel, name), {"parts": NUM_RANKS, "chunks": "tiles"}
-            if number < 1 if isinstance(number, int) else number != words.get(name):
+        for name, word in (("chunks", "tiles"), ("push_rows", None), ("tile_rows", None)):
+            number = getattr(channel, name)
+            if number < 1 if isinstance(number, int) else number != word:
                 message = f"{name}={number}; it is 1 or more"
                 yield f"channel {channel.name} has {message}", channel.place
         yield from _spelled(channel, f"channel {channel.name}", _CHANNEL_WORDS)
     for copy in plan.of(Copy):
-        yield from _spelled(copy, f"copy of {copy.source}", {"side": ("pull", "push", "owner")})
+        yield from _spelled(copy, f"copy of {copy.source}", {"side": ("push", "owner")})
     for launch in plan.of(Launch):
         yield from _spelled(launch, f"launch of {launch.kernel}", _LAUNCH_WORDS)
         if min((*launch.tile, launch.split_k)) < 1 or launch.spare < 0:
@@ -156,7 +160,7 @@ def _cycles(plan: Plan) -> Iterator[tuple[str, Place]]:
 
 def _ordered(plan: Plan) -> Iterator[tuple[str, Place]]:
     moments, steps = plan.moments, plan.steps
-    given = [Access(one.name, True) for one in plan.of(Buffer) if one.role in GIVEN]
+    given = [Access(one.name, True) for one in plan.of(Buffer) if one.role == "input"]
     touches = [(0, one) for one in given]
     touches += [(i, one) for i, step in enumerate(steps, 1) for one in accesses(step)]
     for (i, a), (j, b) in combinations(touches, 2):
@@ -180,7 +184,7 @@ def _written(plan: Plan) -> Iterator[tuple[str, Place]]:
     moments = plan.moments
     writers: dict[str, list[tuple[int, Access]]] = {}
     for buffer in plan.of(Buffer):
-        if buffer.role in GIVEN:
+        if buffer.role == "input":
             writers.setdefault(buffer.name, []).append((0, Access(buffer.name, True)))
     for i, step in enumerate(plan.steps, 1):
         for access in accesses(step):
@@ -287,19 +291,6 @@ def _joined(plan: Plan) -> Iterator[tuple[str, Place]]:
             yield f"{message} goes on: the main stream must come after it", plan.steps[i].place
 
 
-def _returned(plan: Plan) -> Iterator[tuple[str, Place]]:
-    moments, end = plan.moments, len(plan.steps) + 1
-    given = {buffer.name for buffer in plan.of(Buffer) if buffer.role in GIVEN}
-    for i, step in enumerate(plan.steps, 1):
-        for access in accesses(step):
-            next_use = Access(access.buffer, True)
-            if not access.far or access.buffer not in given:
-                continue
-            if not moments.before(i, access, end, next_use):
-                message = f"{text.word(type(step))} reads other ranks' {access.buffer}"
-                yield f"{message}: a channel must tell them when it may change again", step.place
-
-
 def _credits(plan: Plan) -> Iterator[tuple[str, Place]]:
     heap = {buffer.name for buffer in plan.of(Buffer) if buffer.role == "symmetric"}
     boxes = {buffer.name for buffer in plan.of(Buffer) if buffer.role == "packets"}
@@ -362,7 +353,7 @@ def _shared(plan: Plan) -> Iterator[tuple[str, Place]]:
         if not buffer.shares:
             continue
         other = buffers[buffer.shares]
-        if buffer.role != other.role or buffer.role in GIVEN:
+        if buffer.role != other.role or buffer.role == "input":
             message = f"{buffer.name} is {buffer.role} and shares the memory of {other.name}"
             yield f"{message}, which is {other.role}; both must be local or symmetric", buffer.place
         alike = [one for one in buffers.values() if other.name in (one.name, one.shares)]
@@ -389,7 +380,25 @@ RULES = (
     Rule("written", "fresh memory holds nothing", _written, "order"),
     Rule("ordered", "two accesses, one a write, that nothing orders are a race", _ordered, "order"),
     Rule("joined", "a recording ends on the stream on which it began", _joined, "order"),
-    Rule("returned", "what the caller has may change when the call is over", _returned, "order"),
     Rule("credits", "the slot is used again by the next call", _credits, "allocated"),
     Rule("shared", "what lies in one place is not needed at once", _shared, "allocated"),
 )  # fmt: skip
+
+
+# Rules are run stage by stage: those that ask for an order once names and signals make sense.
+_CHECKED = {"drawn": ("drawn", "body"), "signalled": ("drawn", "body", "signalled", "order"),
+            "allocated": ("drawn", "body", "signalled", "order", "allocated")}  # fmt: skip
+
+
+def check(plan: Plan) -> list[Violation]:
+    """Every breach of the rules that hold at the plan's stage."""
+    stage = plan.stage or STAGES[-1]
+    if stage not in STAGES:
+        message = f"{plan.name} is at stage {stage}; there are {', '.join(STAGES)}"
+        return [Violation("stage", message, plan.place)]
+    return run(RULES, plan, _CHECKED[stage])
+
+
+def require(plan: Plan) -> Plan:
+    """The plan itself. Raises  IllegalError: with all breaches, and the user's lines"""
+    return legal(f"Device IR of {plan.name}", plan, check(plan))

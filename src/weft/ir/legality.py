@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from weft.base.errors import IllegalError
 from weft.base.place import UNKNOWN, Place
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -36,11 +38,13 @@ class Rule:
     since: str = ""
 
 
-def illegal(title: str, violations: Sequence[Violation]) -> IllegalError:
-    """The error that tells all of them."""
+def legal(title: str, program: T, violations: Sequence[Violation]) -> T:
+    """The program itself. Raises  IllegalError: with all breaches, and the user's lines"""
+    if not violations:
+        return program
     problem = "\n".join(map(str, violations))
     message = f"{title}: breaches of the rules: {len(violations)}\n{problem}"
-    return IllegalError(message, violations=tuple(violations))
+    raise IllegalError(message, violations=tuple(violations))
 
 
 def run(rules: Sequence[Rule], program: Any, stages: Sequence[str]) -> list[Violation]:

@@ -12,17 +12,18 @@ PUSHERS = 20
 class Schedule:
     """How one kernel that multiplies and communicates runs; every field is the same on all ranks.
 
-    `transport` carries the rows or tiles: sm_push (SMs store to peers), ce_push and ce_pull (copy
-    engines), ll (packets), or the name of what runs unfused. `template` is plain or sm90. `tma`:
-    operands are read by TMA where the target has it. `by_tma`: on Hopper tiles leave by TMA, and
-    are announced behind the next product; not by stores of threads, announced at once.
+    `transport` carries the rows or tiles: sm_push (SMs store to peers), ce_push (copy engines), ll
+    (packets), or the name of what runs unfused. `template` is plain or sm90. `tma`: operands are
+    read by TMA where the target has it. `by_tma`: on Hopper tiles leave by TMA, and are announced
+    behind the next product; not by stores of threads, announced at once.
 
-    Units   chunks: of what travels, each with a signal of its own; engines: streams of copy engines
-            that take turns with them; pushers: communication CTAs, which store rows to peers before
-            they multiply; own_first: tiles of own rows are a group by themselves, which need not
-            wait; first_wave: split-k programs for each of its tiles, in a wave of their own, or 1;
-            last: turns of all programs that the order ends with, on own tiles alone
-            (order.order_of); group_m: rows of tiles that share columns in L2
+    Units   chunks: of what travels, each with a signal of its own; pushers: communication CTAs,
+            which store rows to peers before they multiply; own_first: tiles of own rows are a group
+            by themselves, which need not wait; first_wave: split-k programs for each of its tiles,
+            in a wave of their own, or 1; last: turns of all programs that the order ends with, on
+            own tiles alone (order.order_of); group_m: rows of tiles that share columns in L2;
+            split_k: parts of what a product sums over rows, each of which its programs do for all
+            tiles
     """
 
     transport: str = "sm_push"
@@ -37,10 +38,10 @@ class Schedule:
     tma: bool = True
     by_tma: bool = False
     chunks: int = 1
-    engines: int = 1
     pushers: int = 0
     own_first: bool = True
     first_wave: int = 1
+    split_k: int = 1
 
     @property
     def tile(self) -> tuple[int, int, int]:

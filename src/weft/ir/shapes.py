@@ -14,11 +14,23 @@ from typing import Any
 from weft.ir import text
 from weft.ir.tensor import TABLE, Size, Times, Type, times
 
+# What is done to each element; and to a gate, which is then multiplied by its value.
+ACTIVATIONS = ("silu", "gelu", "gelu_tanh")
+GATED = tuple(f"{kind}_mul" for kind in ACTIVATIONS)
+# What kinds become whose second operand has one row for all rows of the first.
+ROWS = {"mul": "mul_row", "add": "add_row"}
 # Kinds whose last operand is a table; and the one whose second is a matrix for each expert.
 DYNAMIC = ("gather_rows", "grouped_matmul", "scatter_rows", "ep_dispatch", "ep_combine")
 OF_EXPERTS = {"grouped_matmul": 1}
-# Operands that are int32, whatever the others are: where sequences end.
-INDICES = {"rope": 1, "kv_append": 2, "decode_attention": 3}
+# Operands that have a dtype of their own, whatever the others have: where sequences end, positions.
+DTYPES_OF: Mapping[str, Mapping[int, str]] = {
+    "rope": {1: "int32"},
+    "rope_by_table": {1: "int32", 2: "float32"},
+    "embedding": {1: "int32"},
+    "kv_append": {2: "int32"},
+    "decode_attention": {3: "int32"},
+    "attention_parts": {3: "int32"},
+}
 
 
 def sizes_of(task: Any, operands: Sequence[Type]) -> tuple[Size, ...]:
@@ -27,7 +39,7 @@ def sizes_of(task: Any, operands: Sequence[Type]) -> tuple[Size, ...]:
     tensors = [
         (name, one.dtype)
         for i, (name, one) in enumerate(zip(task.operands, operands))
-        if one.dtype != TABLE and INDICES.get(task.kind) != i
+        if one.dtype != TABLE and i not in DTYPES_OF.get(task.kind, {})
     ]
     if len({dtype for _, dtype in tensors}) > 1:
         message = ", ".join(f"{name} is {dtype}" for name, dtype in tensors)
@@ -47,8 +59,9 @@ def _check_sorts(task: Any, operands: Sequence[Type]) -> None:
         if (one.dtype == TABLE) != is_table:
             wanted = "the tables that moe_route gives" if is_table else "a tensor"
             raise ValueError(f"{task.kind}: {name} is {one.as_text()}; it must be {wanted}")
-        if INDICES.get(task.kind) == i and one.dtype != "int32":
-            raise ValueError(f"{task.kind}: {name} is {one.as_text()}; it must be int32")
+        wanted = DTYPES_OF.get(task.kind, {}).get(i, one.dtype)
+        if one.dtype != wanted:
+            raise ValueError(f"{task.kind}: {name} is {one.as_text()}; it must be {wanted}")
         num_dims = 3 if is_table or OF_EXPERTS.get(task.kind) == i else 2
         if len(one.sizes) != num_dims:
             wanted = "two dimensions"
@@ -69,7 +82,14 @@ def _matmul(task: Any, sizes: Sizes) -> tuple[Size, ...]:
     return sizes[0][0], sizes[1][1]
 
 
-def _silu_mul(task: Any, sizes: Sizes) -> tuple[Size, ...]:
+def _matmul_tn(task: Any, sizes: Sizes) -> tuple[Size, ...]:
+    if sizes[0][0] != sizes[1][0]:
+        told = ", ".join(f"{n} has {text.value(one[0])}" for n, one in zip(task.operands, sizes))
+        raise ValueError(f"matmul_tn: {told} rows, which it sums over; they must be equal")
+    return sizes[0][1], sizes[1][1]
+
+
+def _gated(task: Any, sizes: Sizes) -> tuple[Size, ...]:
     columns = sizes[0][1]
     if not isinstance(columns, int) or columns % 2:
         raise ValueError(
@@ -79,10 +99,19 @@ def _silu_mul(task: Any, sizes: Sizes) -> tuple[Size, ...]:
     return sizes[0][0], columns // 2
 
 
-def _rms_norm(task: Any, sizes: Sizes) -> tuple[Size, ...]:
+def _columns(task: Any, sizes: Sizes) -> tuple[Size, ...]:
+    columns, (first, end) = sizes[0][1], task.between or (0, 1)
+    if not isinstance(columns, int) or end > columns:
+        message = f"{task.operands[0]} has {text.value(columns)} columns"
+        raise ValueError(f"columns: {message}, of which {first} to {end} are asked for; it takes "
+                         "some of a number that the declaration says")  # fmt: skip
+    return sizes[0][0], end - first
+
+
+def _with_row(task: Any, sizes: Sizes) -> tuple[Size, ...]:
     if sizes[1] != (1, sizes[0][1]):
         raise ValueError(
-            f"rms_norm: {task.operands[0]} has {text.value(sizes[0][1])} columns, so "
+            f"{task.kind}: {task.operands[0]} has {text.value(sizes[0][1])} columns, so "
             f"{task.operands[1]} must be {text.value((1, sizes[0][1]))}; it is "
             f"{text.value(sizes[1])}"
         )
@@ -92,7 +121,8 @@ def _rms_norm(task: Any, sizes: Sizes) -> tuple[Size, ...]:
 def _alike(task: Any, sizes: Sizes) -> tuple[Size, ...]:
     if any(one != sizes[0] for one in sizes):
         message = ", ".join(f"{n} is {text.value(one)}" for n, one in zip(task.operands, sizes))
-        raise ValueError(f"{task.kind}: {message}; sizes must be equal")
+        row = ", or those of one row, [1, columns]" if task.kind in ROWS else ""
+        raise ValueError(f"{task.kind}: {message}; sizes must be equal{row}")
     return sizes[0]
 
 
@@ -164,6 +194,35 @@ def _rope(task: Any, sizes: Sizes) -> tuple[Size, ...]:
     return sizes[0]
 
 
+def _rope_by_table(task: Any, sizes: Sizes) -> tuple[Size, ...]:
+    x, positions, table = sizes
+    _whole_heads(task, 0, x, task.head or 2)
+    if table[1] != task.head:
+        message = f"{task.operands[2]} has {text.value(table[1])} columns; of heads of {task.head}"
+        raise ValueError(f"{task.kind}: {message} it has as many: cosines, then sines")
+    if positions != (1, x[0]):
+        message = f"{task.operands[1]} is {text.value(positions)}; of {text.value(x[0])} rows"
+        raise ValueError(f"{task.kind}: {message} it must be {text.value((1, x[0]))}")
+    return x
+
+
+def _embedding(task: Any, sizes: Sizes) -> tuple[Size, ...]:
+    table, ids = sizes
+    if ids[0] != 1 or not isinstance(table[0], int):
+        given = ", ".join(f"{n} is {text.value(one)}" for n, one in zip(task.operands, sizes))
+        raise ValueError(f"{task.kind}: {given}; it takes a table [vocabulary, columns], of a "
+                         "number that the declaration says, and ids [1, rows]")  # fmt: skip
+    return ids[1], table[1]
+
+
+def _head_norm(task: Any, sizes: Sizes) -> tuple[Size, ...]:
+    _whole_heads(task, 0, sizes[0], task.head or 2)
+    if sizes[1] != (1, task.head):
+        message = f"{task.operands[1]} is {text.value(sizes[1])}; of heads of {task.head} columns"
+        raise ValueError(f"{task.kind}: {message} it must be {text.value((1, task.head))}")
+    return sizes[0]
+
+
 def _kv_append(task: Any, sizes: Sizes) -> tuple[Size, ...]:
     cache, x, lengths = sizes
     _check_sequences(task, x, lengths)
@@ -183,9 +242,26 @@ def _decode_attention(task: Any, sizes: Sizes) -> tuple[Size, ...]:
     columns = [_whole_heads(task, i, one, head) for i, one in enumerate((q, k))]
     if k != v or columns[0] % columns[1]:
         message = ", ".join(f"{n} is {text.value(one)}" for n, one in zip(task.operands, sizes))
-        raise ValueError(f"decode_attention: {message}; caches are alike, and q has their heads or "
+        raise ValueError(f"{task.kind}: {message}; caches are alike, and q has their heads or "
                          "a multiple of them")  # fmt: skip
     return q
+
+
+def _attention_parts(task: Any, sizes: Sizes) -> tuple[Size, ...]:
+    rows, columns = _decode_attention(task, sizes)
+    return times(rows, task.splits), times(columns, 2)
+
+
+def _merge_parts(task: Any, sizes: Sizes) -> tuple[Size, ...]:
+    ((rows, _),) = sizes
+    columns = _whole_heads(task, 0, sizes[0], 2 * (task.head or 2))
+    if isinstance(rows, Times) and rows.by % task.splits == 0:
+        by = rows.by // task.splits
+        return rows.size if by == 1 else Times(rows.size, by), columns // 2
+    if isinstance(rows, int) and rows % task.splits == 0:
+        return rows // task.splits, columns // 2
+    message = f"{task.operands[0]} has {text.value(rows)} rows, no multiple of splits={task.splits}"
+    raise ValueError(f"merge_parts: {message}")
 
 
 def _attention(task: Any, sizes: Sizes) -> tuple[Size, ...]:
@@ -223,18 +299,29 @@ def _check_cache(task: Any, i: int, cache: tuple[Size, ...], x: tuple[Size, ...]
 
 _RULES: Mapping[str, Callable[[Any, Sizes], tuple[Size, ...]]] = {
     "matmul": _matmul,
-    "silu_mul": _silu_mul,
-    "silu_mul_halves": _silu_mul,
-    "rms_norm": _rms_norm,
+    **{
+        f"matmul_{kind}": lambda task, sizes: _gated(task, [_matmul(task, sizes)]) for kind in GATED
+    },
+    "matmul_tn": _matmul_tn,
+    **dict.fromkeys((*GATED, *(f"{kind}_halves" for kind in GATED)), _gated),
+    "columns": _columns,
+    "mul_row": _with_row,
+    "add_row": _with_row,
+    "rms_norm": _with_row,
     "moe_route": _moe_route,
     "gather_rows": _by_slot,
     "grouped_matmul": _grouped_matmul,
     "scatter_rows": _by_token,
     "ep_dispatch": _by_slot,
     "ep_combine": _by_token,
+    "embedding": _embedding,
+    "head_norm": _head_norm,
     "rope": _rope,
+    "rope_by_table": _rope_by_table,
     "kv_append": _kv_append,
     "decode_attention": _decode_attention,
+    "attention_parts": _attention_parts,
+    "merge_parts": _merge_parts,
     "attention": _attention,
     "ag_attention": _attention,
 }

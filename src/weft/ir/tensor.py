@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING
 
 from weft.base.dtypes import parse_dtype
@@ -57,6 +58,23 @@ class Halves:
 
 
 @dataclass(frozen=True)
+class Pieces:
+    """Rank r has the r-th part of each piece along `dim`, one behind the other: queries, keys and
+    values of one weight, which may differ in size. All ranks have parts of one size."""
+
+    dim: int
+    sizes: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "sizes", tuple(self.sizes))
+
+    @property
+    def bounds(self) -> tuple[tuple[int, int], ...]:
+        """Where each piece begins and ends."""
+        return tuple(pairwise((0, *accumulate(self.sizes))))
+
+
+@dataclass(frozen=True)
 class Replicate:
     """Every rank has all of it."""
 
@@ -72,12 +90,22 @@ class ByExpert:
     on, in room for all; how many they are the device knows."""
 
 
-Placement = Shard | Halves | Replicate | Partial | ByExpert
+Placement = Shard | Halves | Pieces | Replicate | Partial | ByExpert
 
 
 def is_split(placement: Placement | None, dim: int) -> bool:
     """Does a rank have but a part along `dim`? Of equal sizes, whichever elements they are."""
-    return isinstance(placement, Shard | Halves) and placement.dim == dim
+    return isinstance(placement, Shard | Halves | Pieces) and placement.dim == dim
+
+
+def pieces_of(placement: Placement | None, dim: int, extent: int) -> tuple[int, ...]:
+    """The sizes of those of which a rank has its part each, where `dim` is split; () if not."""
+    if not is_split(placement, dim):
+        return ()
+    if isinstance(placement, Pieces):
+        return placement.sizes
+    halves = ((extent + 1) // 2, extent // 2)
+    return halves if isinstance(placement, Halves) else (extent,)
 
 
 @dataclass(frozen=True, init=False)

@@ -19,10 +19,10 @@ Chain = tuple[tuple[str, int, int], ...]  # (file, line, column)
 
 @dataclass(frozen=True)
 class Type:
-    """A TTIR type. `element` is MLIR's word ("f32", "i1"), "ptr" or "tensordesc".
+    """A TTIR type. `element` is MLIR's word ("f32", "i1"), "ptr", "tensordesc" or "memdesc".
 
     `shape` is () for scalars; `pointee` is what a pointer points to. A descriptor's `shape` is
-    its block's and its `pointee` the block's element.
+    its block's and its `pointee` the block's element; of shared memory likewise.
     """
 
     text: str
@@ -141,6 +141,9 @@ class Function:
 @dataclass(eq=False)
 class Module:
     functions: dict[str, Function]
+    num_warps: int = 4  # of a program; Triton's TTIR does not say it, whoever launches may
+    num_ctas: int = 1  # of a cluster
+    layouts: dict[str, str] = field(default_factory=dict)  # of TTGIR, by the names types give them
 
     @property
     def kernel(self) -> Function:
@@ -164,6 +167,9 @@ def parse_type(text: str) -> Type:
         return Type(text, extents, element.element, element.pointee)
     if text.startswith("!tt.ptr<"):
         return Type(text, (), "ptr", _before_encoding(text[8:-1]))
+    if text.startswith("!ttg.memdesc<"):
+        extents, element = _shaped(text[13:-1])
+        return Type(text, extents, "memdesc", _before_encoding(element))
     if text.startswith("!tt.tensordesc<"):
         inner = text[15:-1].removeprefix("tensor<")
         extents, element = _shaped(inner)

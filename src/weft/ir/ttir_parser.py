@@ -23,7 +23,10 @@ from weft.ir.ttir_tokens import (
     unescape,
 )
 
-_PARTITION = re.compile(r"(?:default|partition\d+\((.*)\) num_warps\(\d+\)) ?\{$")
+_PARTITION = re.compile(r"(?:default|partition\d+\((.*)\) num_warps\((\d+)\)) ?\{$")
+_LAYOUT = re.compile(r"(#\w+) = (#.*)")
+_NUM_CTAS = re.compile(r'"ttg\.num-ctas" = (\d+)')
+_NUM_WARPS = re.compile(r'"ttg\.num-warps" = (\d+)')
 
 
 def parse(text: str) -> Module:
@@ -74,10 +77,18 @@ class _Parser:
                 functions[function.name] = function
             else:
                 self.cursor += 1
-        module = Module(functions)
+        found = (_LAYOUT.match(line) for line in self.lines)
+        layouts = {match[1]: match[2] for match in found if match}
+        counts = self.count(_NUM_WARPS, 4), self.count(_NUM_CTAS, 1)
+        module = Module(functions, *counts, layouts)
         if not any(function.is_public for function in functions.values()):
             raise CompileError("TTIR without a public tt.func")
         return module
+
+    def count(self, pattern: re.Pattern[str], default: int) -> int:
+        """An attribute of the module."""
+        found = (pattern.search(line) for line in self.lines)
+        return next((int(match[1]) for match in found if match), default)
 
     def function(self) -> Function:
         header = self.lines[self.cursor]
@@ -95,14 +106,12 @@ class _Parser:
         if "->" in rest:
             result_types = _types(tokens_of(rest.split("->", 1)[1].rstrip("{ ")))
         body, tail = self.region(parameters)
-        return Function(
-            name,
-            " private " not in header.split("@")[0],
-            parameters,
-            result_types,
-            body,
-            self.locations.place(cut_location(tail)[1]),
-        )
+        place = self.locations.place(cut_location(tail)[1])
+        for op in body.walk():
+            if op.name == "ttg.warp_specialize":
+                _without_caller(op, place)
+        is_public = " private " not in header.split("@")[0]
+        return Function(name, is_public, parameters, result_types, body, place)
 
     def arguments(self, text: str) -> list[Value]:
         """Block arguments spelled `%x: type {attributes} loc(...)`, separated by commas."""
@@ -143,15 +152,16 @@ class _Parser:
                 continue
             if match := _PARTITION.match(line):
                 self.cursor += 1
-                self.partition(blocks[-1].ops[-1], match[1] or "")
+                self.partition(blocks[-1].ops[-1], match[1] or "", int(match[2] or 0))
                 continue
             blocks[-1].ops.append(self.op())
         raise CompileError("TTIR ends inside a region")
 
-    def partition(self, op: Op, args: str) -> None:
+    def partition(self, op: Op, args: str, num_warps: int) -> None:
         """A region of `ttg.warp_specialize`, which begins on a line of its own."""
         region, tail = self.region(self.arguments(args))
         op.regions.append(region)
+        op.attributes.setdefault("num_warps", []).append(num_warps)
         if location := cut_location(tail)[1]:
             op.place, op.chain = self.locations.place(location), self.locations.chain(location)
 
@@ -290,6 +300,15 @@ class _Bindings:
             self.args = list(zip(pairs, _types(before[:arrow]), strict=False))
 
 
+def _without_caller(op: Op, function: Place) -> None:
+    """Partitions say that they are called where their kernel begins: nobody calls them there."""
+    for region in op.regions[1:]:
+        for inner in region.walk():
+            frames = inner.place.frames
+            if len(frames) > 1 and frames[:1] == function.frames:
+                inner.place, inner.chain = Place(frames[1:]), inner.chain[:-1]
+
+
 def _results(line: str) -> tuple[list[tuple[str, int]], str]:
     """The names left of ` = ` with their counts, and the rest of the line."""
     if not line.startswith("%"):
@@ -316,6 +335,8 @@ def _inferred(op: Op) -> list[Type]:
         return [_with_element(op.types[-1], "i1")]
     if op.name == "tt.addptr":
         return [op.types[0]]
+    if op.name == "ttng.warp_group_dot_wait":
+        return [value.type for value in op.operands]
     if op.name == "tt.load":
         return [_with_element(op.types[0], op.types[0].pointee)]
     if op.name == "tt.make_tensor_descriptor":

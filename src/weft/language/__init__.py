@@ -11,8 +11,8 @@
 `world` is `world.arg`, passed at the launch; `help(wl.put)` and docs/language.md say what each
 primitive does and orders.
 
-Each primitive is declared once, in a file of this folder, and implemented under the same file
-name in cuda/, hip/ and emu/, or in portable/ where machines do not differ.
+Each primitive is declared once, in a file of this folder, and implemented in cuda/, hip.py and
+emu.py, or in portable/ where machines do not differ.
 """
 
 from __future__ import annotations
@@ -22,36 +22,23 @@ import importlib
 from typing import Any
 
 from weft.base.vocabulary import Order, Scope, SignalOp
-from weft.language.addressing import at, is_near, local_rank, node, num_ranks, rank
+from weft.language.addressing import at, is_near, node, num_ranks, rank
 from weft.language.barriers import barrier, barrier_grid
 from weft.language.clock import timestamp
-from weft.language.one_sided import (
-    fence,
-    get,
-    get_nbi,
-    notify_warp,
-    num_warps,
-    put,
-    put_nbi,
-    put_signal,
-    put_signal_warp,
-    quiet,
-)
+from weft.language.one_sided import fence, get, put, put_signal
 from weft.language.ordered import atomic_add, atomic_cas, atomic_exchange, load, store
 from weft.language.packets import put_packets, wait_packets
-from weft.language.signals import complete_stores, consume, notify, notify_all, test, wait
+from weft.language.prefetching import prefetch
+from weft.language.signals import complete_stores, notify, notify_all, test, wait
 from weft.language.slots import slot_close, slot_epoch, slot_finish, slot_wait_free
 from weft.language.tickets import next_task
 from weft.language.world_arg import SlotArg, WorldArg, language_version
 
 # Implementations join themselves to their declarations: importing them is all it takes.
 for _file in (
-    *("cuda.clock", "hip.clock", "emu.clock", "portable.clock"),
-    *("cuda.signals", "cuda.packets", "cuda.one_sided"),
-    *("hip.signals", "hip.ordered", "hip.packets", "hip.one_sided"),
-    *("emu.addressing", "emu.signals", "emu.ordered", "emu.packets", "emu.one_sided"),
+    *("cuda.signals", "cuda.packets", "cuda.one_sided", "cuda.prefetching", "hip", "emu"),
     *("portable.addressing", "portable.signals", "portable.ordered", "portable.one_sided"),
-    "portable.barriers",
+    "portable.prefetching",
 ):
     importlib.import_module(f"{__name__}.{_file}")
 
@@ -68,27 +55,20 @@ __all__ = [
     "barrier",
     "barrier_grid",
     "complete_stores",
-    "consume",
     "fence",
     "get",
-    "get_nbi",
     "is_near",
     "language_version",
     "load",
-    "local_rank",
     "next_task",
     "node",
     "notify",
     "notify_all",
-    "notify_warp",
     "num_ranks",
-    "num_warps",
+    "prefetch",
     "put",
-    "put_nbi",
     "put_packets",
     "put_signal",
-    "put_signal_warp",
-    "quiet",
     "rank",
     "slot_close",
     "slot_epoch",

@@ -5,11 +5,11 @@ from __future__ import annotations
 import triton.language as tl
 
 from weft.language.operands import Number
-from weft.language.registry import Effects, declare
+from weft.language.registry import declare
 from weft.language.world_arg import WorldArg
 
 
-@declare(Effects(reads=("world",)))
+@declare()
 def rank(world: WorldArg) -> tl.tensor:
     """This rank's number within `world`.
 
@@ -29,16 +29,7 @@ def num_ranks(world: WorldArg) -> int:
     """
 
 
-@declare(Effects(reads=("world",)))
-def local_rank(world: WorldArg) -> tl.tensor:
-    """This rank's number within its node.
-
-    Cost    one cached load of the world's table
-    Source  OpenSHMEM shmem_team_my_pe(SHMEM_TEAM_SHARED)
-    """
-
-
-@declare(Effects(reads=("world",)))
+@declare()
 def node(world: WorldArg) -> tl.tensor:
     """The number of this rank's node.
 
@@ -46,7 +37,7 @@ def node(world: WorldArg) -> tl.tensor:
     """
 
 
-@declare(Effects(reads=("world",)))
+@declare()
 def is_near(world: WorldArg, peer: Number) -> tl.tensor:
     """Can this rank load and store memory of rank `peer` directly?
 
@@ -59,7 +50,7 @@ def is_near(world: WorldArg, peer: Number) -> tl.tensor:
     """
 
 
-@declare(Effects(reads=("world",), peer="peer"))
+@declare()
 def at(world: WorldArg, ptr: tl.tensor, peer: Number) -> tl.tensor:
     """The address, on near rank `peer`, of the symmetric object that `ptr` points to here.
 
@@ -76,6 +67,6 @@ def at(world: WorldArg, ptr: tl.tensor, peer: Number) -> tl.tensor:
     """
 
 
-@declare(Effects(reads=("world",), peer="peer"), public=False)
+@declare(public=False)
 def translate(world: WorldArg, ptr: tl.tensor, peer: Number) -> tl.tensor:
     """As `at`, but the peer may be far: the address only serves put, get and notify."""

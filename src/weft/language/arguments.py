@@ -31,6 +31,9 @@ class Call:
         return f"wl.{self.primitive}: {name} is {describe(value)}"
 
 
+Check = Callable[[Call, str, Any, dict], Any]
+
+
 def describe(value: Any) -> str:
     """A traced value in a reader's words."""
     if api.is_tensor(value):
@@ -80,30 +83,22 @@ def _peer(call: Call, name: str, value: Any, values: dict) -> Any:
     return api.cast(call.semantic, value, api.INT32)
 
 
-def _signal(call: Call, name: str, value: Any, values: dict) -> Any:
-    _scalar_pointer(call, name, value)
-    if value.dtype.element_ty not in (api.INT32, api.INT64):
-        raise DtypeError(f"{call.show(name, value)}; a signal is a word of int32 or int64")
-    return value
+def _pointer_to(what: str, fits: Callable[[Any], bool], *, is_scalar: bool = True) -> Check:
+    """A pointer, or a tile of them, to elements that fit."""
+
+    def check(call: Call, name: str, value: Any, values: dict) -> Any:
+        if is_scalar:
+            _scalar_pointer(call, name, value)
+        _pointers(call, name, value, values)
+        if not fits(value.dtype.element_ty):
+            raise DtypeError(f"{call.show(name, value)}; {what}")
+        return value
+
+    return check
 
 
-def _counter(call: Call, name: str, value: Any, values: dict) -> Any:
-    _scalar_pointer(call, name, value)
-    if value.dtype.element_ty != api.INT32:
-        raise DtypeError(f"{call.show(name, value)}; the counter is one word of int32")
-    return value
-
-
-def _word_ptr(call: Call, name: str, value: Any, values: dict) -> Any:
-    _scalar_pointer(call, name, value)
-    _word(call, name, value)
-    return value
-
-
-def _words_ptr(call: Call, name: str, value: Any, values: dict) -> Any:
-    _pointers(call, name, value, values)
-    _word(call, name, value)
-    return value
+def _is_word(element: Any) -> bool:
+    return element.primitive_bitwidth in (32, 64)
 
 
 def _scalar_pointer(call: Call, name: str, value: Any) -> None:
@@ -113,20 +108,10 @@ def _scalar_pointer(call: Call, name: str, value: Any) -> None:
         raise ShapeError(f"{call.show(name, value)}; pass a scalar pointer: one word")
 
 
-def _word(call: Call, name: str, value: Any) -> None:
-    element = value.dtype.element_ty
-    if element.primitive_bitwidth not in (32, 64):
-        raise DtypeError(f"{call.show(name, value)}; ordered access is to words of 32 or 64 bits")
-
-
 def _pointers(call: Call, name: str, value: Any, values: dict) -> Any:
     if not api.is_pointer(value):
         raise UsageError(f"{call.show(name, value)}; pass a pointer, or a tile of pointers")
     return value
-
-
-def _anything_traced(call: Call, name: str, value: Any, values: dict) -> Any:
-    return api.to_tensor(call.semantic, value)
 
 
 def _source(call: Call, name: str, value: Any, values: dict) -> Any:
@@ -135,13 +120,6 @@ def _source(call: Call, name: str, value: Any, values: dict) -> Any:
     target = values["dst"].dtype.element_ty
     if api.is_pointer(value) and value.dtype.element_ty != target:
         raise DtypeError(f"{call.show(name, value)}, but dst holds {target}; they must agree")
-    return value
-
-
-def _packets(call: Call, name: str, value: Any, values: dict) -> Any:
-    _pointers(call, name, value, values)
-    if value.dtype.element_ty != api.INT64:
-        raise DtypeError(f"{call.show(name, value)}; packets are words of int64")
     return value
 
 
@@ -207,9 +185,7 @@ def _word_value(call: Call, name: str, value: Any, values: dict) -> Any:
 def _value(call: Call, name: str, value: Any, values: dict) -> Any:
     if "signal" in values:
         return _signal_value(call, name, value, values)
-    if "ptr" in values:
-        return _word_value(call, name, value, values)
-    return _anything_traced(call, name, value, values)  # consume
+    return _word_value(call, name, value, values)
 
 
 def _count(call: Call, name: str, value: Any, values: dict) -> Any:
@@ -220,6 +196,14 @@ def _count(call: Call, name: str, value: Any, values: dict) -> Any:
         return value
     if isinstance(constant, bool) or not isinstance(constant, int) or constant < 0:
         raise UsageError(f"{call.show(name, value)}; pass how many words, 0 or more")
+    return value
+
+
+def _num_bytes(call: Call, name: str, value: Any, values: dict) -> Any:
+    constant = api.unwrap(value)
+    is_number = isinstance(constant, int) and not isinstance(constant, bool)
+    if not is_number or constant <= 0 or constant % 16:
+        raise UsageError(f"{call.show(name, value)}; pass a constant, a multiple of 16 bytes")
     return value
 
 
@@ -266,27 +250,34 @@ def _enum(call: Call, name: str, value: Any, kind: type[enum.Enum]) -> Any:
     raise UsageError(f"{call.show(name, value)}; pass one of {takes}")
 
 
+WORDS_ALONE = "ordered access is to words of 32 or 64 bits"
 # By parameter name; a declaration may say that a parameter is of another kind.
-CHECKS: dict[str, Callable[[Call, str, Any, dict], Any]] = {
+CHECKS: dict[str, Check] = {
     "world": _world,
     "to": _peer,
     "peer": _peer,
     "source": _peer,
-    "signal": _signal,
-    "counter": _counter,
+    "signal": _pointer_to(
+        "a signal is a word of int32 or int64", lambda element: element in (api.INT32, api.INT64)
+    ),
+    "counter": _pointer_to(
+        "the counter is one word of int32", lambda element: element == api.INT32
+    ),
     "ptr": _pointers,
-    "word": _word_ptr,
-    "words": _words_ptr,
+    "word": _pointer_to(WORDS_ALONE, _is_word),
+    "words": _pointer_to(WORDS_ALONE, _is_word, is_scalar=False),
     "value": _value,
     "compare": _word_value,
     "at_least": _signal_value,
     "count": _count,
+    "num_bytes": _num_bytes,
     "channel": _channel,
     "dst": _pointers,
     "src": _source,
     "mask": _mask,
-    "token": _anything_traced,
-    "packets": _packets,
+    "packets": _pointer_to(
+        "packets are words of int64", lambda element: element == api.INT64, is_scalar=False
+    ),
     "packet_data": _packet_data,
     "packet_dtype": _packet_dtype,
     "flag": _flag,

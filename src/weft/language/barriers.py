@@ -5,13 +5,11 @@ from __future__ import annotations
 import triton.language as tl
 
 from weft.language.operands import Number
-from weft.language.registry import Effects, declare
+from weft.language.registry import declare
 from weft.language.world_arg import WorldArg
 
-_BARRIER = Effects(reads=("world",), releases=True, acquires=True, waits=True)
 
-
-@declare(_BARRIER)
+@declare()
 def barrier(world: WorldArg, channel: Number = 0) -> None:
     """Wait until one program of every rank has come here on `channel`.
 
@@ -27,7 +25,7 @@ def barrier(world: WorldArg, channel: Number = 0) -> None:
     """
 
 
-@declare(Effects(reads=("counter",), writes=("counter",), releases=True, acquires=True, waits=True))
+@declare()
 def barrier_grid(counter: tl.tensor, *, world: WorldArg | None = None) -> None:
     """Wait until every program of this launch has come here.
 

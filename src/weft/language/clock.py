@@ -15,7 +15,6 @@ def timestamp() -> tl.tensor:
 
     On GPUs the clock goes on between kernels and while nobody looks. GPUs of one host count from
     nearly the same moment: what they differ by can be measured (docs/timeline.md). On the emulator
-    it is simulated time where the session keeps one (`hardware=`), and the same for all ranks; else
     each program counts how often it has looked: 1, 2, 3, .. in every schedule.
 
     Dtypes  int64, one number. Threads of a program may read different times: store it, which one

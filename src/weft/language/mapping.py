@@ -1,13 +1,7 @@
-"""Mappings: which rows a tile covers, which rows a rank has, which channel announces them.
-
-    f_shape(i, mapping)    -> (first row, end row)          of the logical tensor; may be empty
-    f_channel(i, mapping)  -> (first channel, how many)     that announce them
-    f_count(c, mapping)    -> how many tiles announce themselves on channel c: then it is full
+"""Mappings: which rows each rank has, and which channel announces a row.
 
 A mapping is affine: rows split over ranks as torch.chunk splits them, each rank's part
-into chunks, one channel per chunk. Whoever produces cuts each rank's part into tiles (PART);
-whoever consumes cuts all rows (WHOLE), so one of its tiles may lie across chunks, and ranks.
-Nothing need divide.
+into chunks, one channel per chunk. Nothing need divide.
 
 Each function is `@triton.jit`; `as_python(function)` is the same function on Python integers.
 """
@@ -18,63 +12,25 @@ import types
 from typing import Any, NamedTuple
 
 import triton
-import triton.language as tl
 
 from weft.base.parts import full_part
 from weft.language import triton_api as api
 
-WHOLE = tl.constexpr(0)
-PART = tl.constexpr(1)
-
 
 class StaticMapping(NamedTuple):
-    """`rows` in all, `rank_rows` per rank, `chunk_rows` per chunk of which each rank has `chunks`.
+    """`rows` in all, `rank_rows` per rank, `chunk_rows` per chunk of which each rank has `chunks`;
+    `tile_rows` is the extent of the tiles that read them."""
 
-    `tile_rows` is the extent of the tiles that are numbered, `push_rows` that of the tiles that
-    announce themselves; for the producer (PART) they are the same.
-    """
-
-    kind: Any
     rows: Any
     rank_rows: Any
     chunk_rows: Any
     chunks: Any
     tile_rows: Any
-    push_rows: Any
 
     @classmethod
-    def of(
-        cls, rows: int, num_ranks: int, *, chunks: int, push_rows: int, tile_rows: int | None = None
-    ) -> StaticMapping:
-        """With tile_rows the consumer's view, without it the producer's."""
+    def of(cls, rows: int, num_ranks: int, *, chunks: int, tile_rows: int = 1) -> StaticMapping:
         rank_rows = max(1, full_part(rows, num_ranks))
-        kind = PART if tile_rows is None else WHOLE
-        return cls(
-            kind.value,
-            rows,
-            rank_rows,
-            max(1, -(-rank_rows // chunks)),
-            chunks,
-            push_rows if tile_rows is None else tile_rows,
-            push_rows,
-        )
-
-    def as_constexpr(self) -> StaticMapping:
-        """As a kernel takes it: resolved at compile time."""
-        return StaticMapping(*map(tl.constexpr, self))
-
-    @property
-    def num_tiles(self) -> int:
-        """How many tiles f_shape numbers."""
-        if self.kind == WHOLE.value:
-            return -(-self.rows // self.tile_rows)
-        num_ranks = -(-self.rows // self.rank_rows)
-        return num_ranks * -(-self.rank_rows // self.tile_rows)
-
-    @property
-    def tiles_per_rank(self) -> int:
-        """Of the producer's view: rank r makes tiles r * tiles_per_rank and on."""
-        return -(-self.rank_rows // self.tile_rows)
+        return cls(rows, rank_rows, max(1, -(-rank_rows // chunks)), chunks, tile_rows)
 
 
 @triton.jit
@@ -107,40 +63,6 @@ def rows_of_channel(c, mapping):
     begin, end = rows_of_rank(r, mapping)
     first = min(begin + (c - r * mapping.chunks) * mapping.chunk_rows, end)
     return first, min(first + mapping.chunk_rows, end)
-
-
-@triton.jit
-def f_shape(i, mapping):
-    """(first row, end row) of tile i."""
-    if mapping.kind == WHOLE:
-        first = i * mapping.tile_rows
-        return first, min(first + mapping.tile_rows, mapping.rows)
-    else:
-        per_rank = (mapping.rank_rows + mapping.tile_rows - 1) // mapping.tile_rows
-        r = i // per_rank
-        begin, end = rows_of_rank(r, mapping)
-        first = min(begin + (i - r * per_rank) * mapping.tile_rows, end)
-        return first, min(first + mapping.tile_rows, end)
-
-
-@triton.jit
-def f_channel(i, mapping):
-    """(first channel, how many) of tile i's rows; none where it has no rows."""
-    first, end = f_shape(i, mapping)
-    some = min(max(end - first, 0), 1)
-    begin = channel_of_row(first, mapping)
-    return begin, (channel_of_row(first + max(end - first, 1) - 1, mapping) - begin + 1) * some
-
-
-@triton.jit
-def f_count(c, mapping):
-    """How many producer's tiles lie in channel c, wholly or in part."""
-    first, end = rows_of_channel(c, mapping)
-    begin = c // mapping.chunks * mapping.rank_rows
-    some = min(max(end - first, 0), 1)
-    last = begin + max(end - begin, 1) - 1
-    tiles = (last - begin) // mapping.push_rows - (first - begin) // mapping.push_rows + 1
-    return tiles * some
 
 
 def as_python(function: Any) -> Any:

@@ -5,12 +5,8 @@ While a kernel is traced, `arguments.py` checks them and names the value and the
 
 from __future__ import annotations
 
-from typing import TypeVar
-
 import triton.language as tl
 
-# A value kept as it is: `consume` returns what it was given.
-T = TypeVar("T")
 # A scalar or a block of integers: a rank, a count, an epoch. A constant counts as one.
 Number = tl.tensor | tl.constexpr | int
 # What is stored: a block of values, or one value for all elements.

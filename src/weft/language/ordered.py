@@ -6,10 +6,10 @@ import triton.language as tl
 
 from weft.base.vocabulary import Order, Scope
 from weft.language.operands import Number, Values
-from weft.language.registry import Effects, declare
+from weft.language.registry import declare
 
 
-@declare(Effects(reads=("ptr",)), orders=(Order.RELAXED, Order.ACQUIRE), kinds={"ptr": "word"})
+@declare(orders=(Order.RELAXED, Order.ACQUIRE), kinds={"ptr": "word"})
 def load(
     ptr: tl.tensor, *, order: Order | str = Order.RELAXED, scope: Scope | str = Scope.SYSTEM
 ) -> tl.tensor:
@@ -24,7 +24,7 @@ def load(
     """
 
 
-@declare(Effects(writes=("ptr",)), orders=(Order.RELAXED, Order.RELEASE), kinds={"ptr": "word"})
+@declare(orders=(Order.RELAXED, Order.RELEASE), kinds={"ptr": "word"})
 def store(
     ptr: tl.tensor,
     value: Values,
@@ -44,9 +44,7 @@ def store(
     """
 
 
-@declare(
-    Effects(reads=("ptr",), writes=("ptr",), releases=True, acquires=True), kinds={"ptr": "words"}
-)
+@declare(kinds={"ptr": "words"})
 def atomic_add(
     ptr: tl.tensor,
     value: Values,
@@ -67,9 +65,7 @@ def atomic_add(
     """
 
 
-@declare(
-    Effects(reads=("ptr",), writes=("ptr",), releases=True, acquires=True), kinds={"ptr": "words"}
-)
+@declare(kinds={"ptr": "words"})
 def atomic_exchange(
     ptr: tl.tensor,
     value: Values,
@@ -89,9 +85,7 @@ def atomic_exchange(
     """
 
 
-@declare(
-    Effects(reads=("ptr",), writes=("ptr",), releases=True, acquires=True), kinds={"ptr": "words"}
-)
+@declare(kinds={"ptr": "words"})
 def atomic_cas(
     ptr: tl.tensor,
     compare: Number,

@@ -5,14 +5,11 @@ from __future__ import annotations
 import triton.language as tl
 
 from weft.language.operands import Number, Values
-from weft.language.registry import Effects, declare
+from weft.language.registry import declare
 from weft.language.world_arg import WorldArg
 
 
-@declare(
-    Effects(reads=("world", "src"), writes=("dst",), remote=("dst",), peer="to"),
-    kinds={"dst": "packets", "src": "packet_data"},
-)
+@declare(kinds={"dst": "packets", "src": "packet_data"})
 def put_packets(
     world: WorldArg,
     dst: tl.tensor,
@@ -43,11 +40,7 @@ def put_packets(
     """
 
 
-@declare(
-    Effects(reads=("packets",), waits=True),
-    kinds={"packets": "packets", "dtype": "packet_dtype"},
-    needs_site=True,
-)
+@declare(kinds={"packets": "packets", "dtype": "packet_dtype"}, needs_site=True)
 def wait_packets(
     packets: tl.tensor,
     flag: Number,

@@ -26,24 +26,6 @@ BACKENDS = ("cuda", "hip", "emu")
 FAR_BACKENDS = ("cuda", "emu")
 
 
-@dataclass(frozen=True)
-class Effects:
-    """What a primitive does to memory, for passes, lint and the check after compilation.
-
-    `reads` and `writes` name the parameters whose memory it touches, `remote` those among them
-    that lie on the rank named by `peer`; `waits`: it ends only when another program acts.
-    `releases` and `acquires` hold for the default order.
-    """
-
-    reads: tuple[str, ...] = ()
-    writes: tuple[str, ...] = ()
-    remote: tuple[str, ...] = ()
-    peer: str = ""
-    releases: bool = False
-    acquires: bool = False
-    waits: bool = False
-
-
 @dataclass
 class Primitive:
     """One primitive: its declaration, and what exists of it."""
@@ -52,7 +34,6 @@ class Primitive:
     file: str
     signature: inspect.Signature
     doc: str
-    effects: Effects
     orders: tuple[Order, ...]
     kinds: Mapping[str, str]
     public: bool
@@ -88,7 +69,7 @@ class Primitive:
         """
         if backend in self.implementations:
             return self.implementations[backend]
-        reason = self.gaps.get(backend, f"nobody has written it in language/{backend}/{self.file}")
+        reason = self.gaps.get(backend, f"nobody has written it in language/{backend}")
         raise UnsupportedError(f"wl.{self.name} does not exist on {backend}: {reason}")
 
 
@@ -96,7 +77,6 @@ PRIMITIVES: dict[str, Primitive] = {}
 
 
 def declare(
-    effects: Effects | None = None,
     *,
     orders: tuple[Order, ...] = tuple(Order),
     kinds: Mapping[str, str] | None = None,
@@ -118,7 +98,6 @@ def declare(
             file=stub.__module__.rsplit(".", 1)[-1] + ".py",
             signature=inspect.signature(stub),
             doc=inspect.getdoc(stub) or "",
-            effects=effects or Effects(),
             orders=orders,
             kinds=kinds or {},
             public=public,

@@ -5,15 +5,12 @@ from __future__ import annotations
 import triton.language as tl
 
 from weft.base.vocabulary import Order, Scope, SignalOp
-from weft.language.operands import Number, T, Values
-from weft.language.registry import Effects, declare
+from weft.language.operands import Number, Values
+from weft.language.registry import declare
 from weft.language.world_arg import WorldArg
 
 
-@declare(
-    Effects(reads=("world",), writes=("signal",), remote=("signal",), peer="to", releases=True),
-    orders=(Order.RELEASE, Order.RELAXED),
-)
+@declare(orders=(Order.RELEASE, Order.RELAXED))
 def notify(
     world: WorldArg,
     signal: tl.tensor,
@@ -41,10 +38,7 @@ def notify(
     """
 
 
-@declare(
-    Effects(reads=("world",), writes=("signal",), remote=("signal",), releases=True),
-    orders=(Order.RELEASE, Order.RELAXED),
-)
+@declare(orders=(Order.RELEASE, Order.RELAXED))
 def notify_all(
     world: WorldArg,
     signal: tl.tensor,
@@ -68,11 +62,7 @@ def notify_all(
     """
 
 
-@declare(
-    Effects(reads=("signal",), acquires=True, waits=True),
-    orders=(Order.ACQUIRE, Order.RELAXED),
-    needs_site=True,
-)
+@declare(orders=(Order.ACQUIRE, Order.RELAXED), needs_site=True)
 def wait(
     signal: tl.tensor,
     at_least: Number,
@@ -81,12 +71,12 @@ def wait(
     world: WorldArg | None = None,
     order: Order | str = Order.ACQUIRE,
     scope: Scope | str = Scope.SYSTEM,
-) -> tl.tensor:
+) -> None:
     """Wait until each of `count` local words from `signal` on has reached `at_least`.
 
         for i in 0 .. count - 1:   signed(signal[i] - at_least) >= 0
 
-    The comparison is modular: counters may wrap around. The result is a token for `consume`.
+    The comparison is modular: counters may wrap around.
 
     A wait is bounded when it has the world, given as `world` or found among the arguments of the
     device function that calls: it ends after the world's timeout (10 s by default), or once
@@ -104,10 +94,7 @@ def wait(
     """
 
 
-@declare(
-    Effects(reads=("signal",), acquires=True),
-    orders=(Order.ACQUIRE, Order.RELAXED),
-)
+@declare(orders=(Order.ACQUIRE, Order.RELAXED))
 def test(
     signal: tl.tensor,
     at_least: Number,
@@ -129,21 +116,6 @@ def test(
 
 
 @declare()
-def consume(value: T, token: tl.tensor) -> T:
-    """`value`, tied to the wait that returned `token`.
-
-        consume(value, token)  =  value
-
-    For a backend that must know which data a wait guards. Here every wait orders all
-    later loads by itself: to leave consume out is never wrong.
-
-    Shapes  value: any traced value; token: what wait returned
-    Cost    nothing
-    Source  dl.consume_token
-    """
-
-
-@declare(Effects(releases=False))
 def complete_stores() -> None:
     """Wait until the asynchronous (TMA) stores of this program have been written.
 

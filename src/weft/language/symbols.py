@@ -1,8 +1,8 @@
 """What primitives become for the emulator: a row for each symbol, and what its readers ask of it.
 
 A kernel for the emulator says `weft.notify:add.release.sys`; the emulator gives it its meaning, its
-report of a deadlock asks who may still signal, simulated time what carries its own flag, mutants
-what of it can be changed, lint what waits. All of them read this table.
+report of a deadlock asks who may still signal, mutants what of it can be changed, lint what
+waits. All of them read this table.
 """
 
 from __future__ import annotations
@@ -15,16 +15,15 @@ class Symbol:
     """One operation that communicates, of the primitive `name`.
 
     `looks`: at words that others may change. `signals`: changes such words. `waits`: goes on only
-    once somebody else has acted. `carries_flag`: its data says itself that it has come. `values`,
-    `count`, `peer` and `packets` are the numbers of operands; `order` and `scope` say which of the
-    symbol's static words they are. What does not `can_drop` gives a value that is needed.
+    once somebody else has acted. `values`, `count`, `peer` and `packets` are the numbers of
+    operands; `order` and `scope` say which of the symbol's static words they are. What does not
+    `can_drop` gives a value that is needed.
     """
 
     name: str
     looks: bool = False
     signals: bool = False
     waits: bool = False
-    carries_flag: bool = False
     values: tuple[int, ...] = ()
     count: int | None = None
     peer: int | None = None
@@ -38,7 +37,6 @@ _WAIT = Symbol("wait", looks=True, waits=True, values=(1,), count=2, order=0, sc
 
 SYMBOLS = {
     "weft.notify": Symbol("notify", signals=True, values=(1,), order=1, scope=2),
-    "weft.notify_warp": Symbol("notify_warp", signals=True, values=(1,), count=2, order=1, scope=2),
     "weft.wait": _WAIT,
     "weft.wait_bounded": _WAIT,
     "weft.test": Symbol("test", looks=True, values=(1,), count=2, order=0, scope=1),
@@ -46,20 +44,14 @@ SYMBOLS = {
     "weft.store": Symbol("store", signals=True, values=(1,), order=0, scope=1),
     "weft.at": Symbol("at", peer=2, can_drop=False),
     "weft.translate": Symbol("at", peer=2, can_drop=False),
-    "weft.put_packets": Symbol("put_packets", signals=True, carries_flag=True, packets=1),
-    "weft.wait_packets": Symbol(
-        "wait_packets", looks=True, waits=True, carries_flag=True, values=(1,)
-    ),
+    "weft.put_packets": Symbol("put_packets", signals=True, packets=1),
+    "weft.wait_packets": Symbol("wait_packets", looks=True, waits=True, values=(1,)),
     "weft.fence": Symbol("fence"),
-    "weft.quiet": Symbol("quiet"),
     "weft.complete_stores": Symbol("complete_stores"),
 }
 
-# They tie values, mark places and look at clocks: nothing of them can be changed, nobody
-# communicates by them.
-QUIET_SYMBOLS = (
-    "weft.consume", "weft.reached", "weft.begin_transfer", "weft.end_transfer", "weft.clock_ns",
-)  # fmt: skip
+# They mark places and look at clocks: nothing of them can be changed, nobody communicates by them.
+QUIET_SYMBOLS = ("weft.reached", "weft.clock_ns")
 
 
 def base_symbol(symbol: str) -> str:

@@ -5,10 +5,9 @@ The runtime fills both, device code reads and writes them, by these numbers alon
 
 from __future__ import annotations
 
-# The table: int64 words. Fixed ones first, then four blocks of `num_ranks` words, one per peer.
+# The table: int64 words. Fixed ones first, then three blocks of `num_ranks` words, one per peer.
 RANK = 0
 NUM_RANKS = 1
-LOCAL_RANK = 2
 NODE = 3
 ABORT_PTR = 4  # address of the world's abort word: int32, not zero once something went wrong
 TIMEOUT_NS = 5  # how long a wait may take
@@ -23,8 +22,7 @@ TRACE_TILES = 13
 HEADER_WORDS = 16
 
 PEER_BASES = HEADER_WORDS  # + peer: its heap base; 0 when it is far
-# + num_ranks + peer: its node; + 2 num_ranks + peer: its local rank;
-# + 3 num_ranks + peer: its global rank
+# + num_ranks + peer: its node; + 2 num_ranks + peer: its global rank
 
 NUM_CHANNELS = 64
 
@@ -72,7 +70,7 @@ REASON_ABORT = 2  # another wait of this world had given up
 
 def table_words(num_ranks: int) -> int:
     """The length of a world's table."""
-    return HEADER_WORDS + 4 * num_ranks
+    return HEADER_WORDS + 3 * num_ranks
 
 
 def peer_base(peer: int) -> int:
@@ -83,9 +81,5 @@ def peer_node(peer: int, num_ranks: int) -> int:
     return PEER_BASES + num_ranks + peer
 
 
-def peer_local_rank(peer: int, num_ranks: int) -> int:
-    return PEER_BASES + 2 * num_ranks + peer
-
-
 def peer_global_rank(peer: int, num_ranks: int) -> int:
-    return PEER_BASES + 3 * num_ranks + peer
+    return PEER_BASES + 2 * num_ranks + peer

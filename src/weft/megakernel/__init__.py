@@ -1,8 +1,8 @@
-"""The persistent kernel: a program's tile tasks in queues, and one kernel whose workers do them.
+"""The persistent kernel: a program's tile tasks, and one kernel whose workers do them.
 
     y = mlp.options(lowering="persistent")(x, w1, w2, world=world)
 
-`lowering=weft.megakernel.Persistent(schedule="dynamic", ...)` says how.
+`lowering=weft.megakernel.Persistent(num_workers=64, ...)` says how.
 """
 
 from __future__ import annotations

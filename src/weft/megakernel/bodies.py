@@ -13,35 +13,48 @@ from math import log2
 from typing import Any
 
 from weft.base.errors import ConfigError, UnsupportedError
+from weft.base.parts import full_part
+from weft.compiler.passes.tile import number
+from weft.ir import kinds
 from weft.ir.task import Task
-from weft.megakernel.records import COPY, GATHER, REDUCE, SEND, TaskGraph, TileTask
+from weft.ir.tensor import is_split
+from weft.megakernel.forms import COMPUTES, KINDS, MOVES
+from weft.megakernel.records import (
+    COPY,
+    GATHER,
+    REDUCE,
+    REDUCE_ADD,
+    SEND,
+    TaskGraph,
+    TileTask,
+)
+from weft.megakernel.sequences import OF_KEYS
 
-MOVES = (GATHER, SEND, REDUCE, COPY)
 # Kinds whose bodies store what they make themselves.
-WITHOUT = ("kv_append", "decode_attention")
-# Steps over k where a product's tile does not say; kinds of tasks that have a body.
+WITHOUT = ("kv_append", *OF_KEYS)
+TO_ALL = "to_all"
+# Steps over k where a product's tile does not say.
 TILE_K = 64
-COMPUTES = (
-    "matmul", "silu", "silu_mul", "silu_mul_halves", "mul", "add", "rms_norm", "rope",
-    "kv_append", "decode_attention",
-)  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Operation:
-    """What tasks of one kind do for the value `task`: from buffers `reads` into buffer `write`."""
+    """What tasks of one kind do for the value `task`: from buffers `reads` into buffer `write`, and
+    into `partials` of peers, if they have any."""
 
     kind: str
     task: Task
     reads: tuple[str, ...]
     write: str
     destination: str
+    partials: str = ""
 
     @property
     def formula(self) -> str:
         """What it does, in a line."""
         if self.kind in MOVES:
-            what = {GATHER: "gathers", SEND: "sends", COPY: "copies", REDUCE: "sums"}[self.kind]
+            what = {GATHER: "gathers", SEND: "sends", COPY: "copies"}.get(self.kind, "sums")
+            what += f" and {self.task.operands[1]}, each of" if self.kind == REDUCE_ADD else ""
             where = self.destination.replace("_", " ").replace("placed", "here")
             return f"{self.task.name}: {what} {self.reads[0]}, {where}"
         return f"{self.task.name} = {self.kind}({', '.join(self.task.operands)})"
@@ -65,7 +78,7 @@ def operations(graph: TaskGraph) -> tuple[Operation, ...]:
     Raises  UnsupportedError, ConfigError: kinds and tiles that no body serves, at the user's line
     """
     places = {task.name: i for i, task in enumerate(graph.program.tasks)}
-    kinds = {GATHER: 0, SEND: 0, REDUCE: 1, COPY: 2}
+    kinds = {GATHER: 0, SEND: 0, REDUCE: 1, REDUCE_ADD: 1, COPY: 2}
     found: dict[tuple[str, str], list[TileTask]] = {}
     for one in graph.tasks:
         found.setdefault((one.op, one.kind), []).append(one)
@@ -75,11 +88,11 @@ def operations(graph: TaskGraph) -> tuple[Operation, ...]:
 
 def _operation(graph: TaskGraph, task: Task, tiles: Sequence[TileTask]) -> Operation:
     first = tiles[0]
-    if first.kind not in (*COMPUTES, *MOVES):
+    if first.kind not in KINDS:
         message = f"{task.name}: the persistent kernel has no task for {first.kind}"
         raise UnsupportedError(f"{message}; it has {', '.join(COMPUTES)}", place=task.place)
     # Of a cache one row is written; the queries that share a head are padded.
-    extents = {"kv_append": task.tile[1:], "decode_attention": ()}.get(task.kind, task.tile)
+    extents = () if task.kind in OF_KEYS else task.tile[task.kind == "kv_append" :]
     if any(extent & (extent - 1) for extent in extents):
         message = f"{task.name} has tile={task.tile}; the persistent kernel takes powers of two"
         raise ConfigError(message, place=task.place)
@@ -89,17 +102,19 @@ def _operation(graph: TaskGraph, task: Task, tiles: Sequence[TileTask]) -> Opera
         reads = tuple(dict.fromkeys(name for one in tiles for access in one.reads
                                     for name in [access.buffer]))  # fmt: skip
         reads = tuple(sorted(reads, key=lambda name: name.endswith("_partials")))
-    return Operation(first.kind, task, reads, first.writes[0].buffer, _destination(graph, tiles))
+    write, *others = dict.fromkeys(one.buffer for one in first.writes)
+    where = _destination(graph, tiles)
+    return Operation(first.kind, task, reads, write, where, *others)
 
 
 def _destination(graph: TaskGraph, tiles: Sequence[TileTask]) -> str:
     """Which hook of tasks/destinations.py serves all of these."""
     kind = tiles[0].kind
     if kind not in MOVES:
-        return "" if kind in WITHOUT else "here"
+        is_sent = any(len(tile.writes) > 1 for tile in tiles)
+        return "" if kind in WITHOUT else TO_ALL if is_sent else "here"
     if kind == SEND:
-        is_owners = all([one.rank for one in tile.writes] == [tile.owner] for tile in tiles)
-        return "to_owner" if is_owners else "to_others"
+        return "to_owner"
     return "everywhere" if any(len(tile.writes) > 1 for tile in tiles) else "placed"
 
 
@@ -111,11 +126,9 @@ def bodies(graph: TaskGraph, transposed: Set[str] = frozenset()) -> tuple[Body, 
         groups.setdefault(_alike(graph, one, transposed), []).append(one)
     names: dict[str, int] = {}
     found = []
-    for key, group in groups.items():
-        kind, tile, destination, attributes = key[:4]
-        name = kind if kind not in MOVES else {REDUCE: "reduce"}.get(kind, kind)
-        names[name] = names.get(name, 0) + 1
-        name += f"_{names[name]}" if names[name] > 1 else ""
+    for (kind, tile, destination, attributes, *_), group in groups.items():
+        names[kind] = names.get(kind, 0) + 1
+        name = f"{kind}_{names[kind]}" if names[kind] > 1 else kind
         found.append(Body(name, kind, tile, destination, tuple(group), attributes))
     return tuple(found)
 
@@ -126,21 +139,24 @@ def _alike(graph: TaskGraph, one: Operation, transposed: Set[str]) -> tuple:
     dtypes = tuple(rank.buffer(name).dtype for name in (*one.reads, one.write))
     tile = one.task.tile
     attributes: dict[str, Any] = {}
-    if one.kind == "matmul":
+    if one.kind in kinds.WEIGHTED:
         tile = tile if len(tile) == 3 else (*tile, TILE_K)
         columns = rank.buffer(one.reads[0]).columns
         attributes["b_is_nk"] = one.reads[1] in transposed
         attributes["is_k_even"] = columns % tile[2] == 0
-    elif one.kind == "rms_norm":
-        attributes["eps"] = one.task.eps
-    elif one.kind in ("rope", "decode_attention"):
-        attributes["head"] = one.task.head
+    elif one.kind in COMPUTES:
+        names = kinds.KINDS[one.kind].attributes
+        attributes.update((name, getattr(one.task, name)) for name in names)
         if one.task.base is not None:
-            attributes["log2_base"] = log2(one.task.base)
+            attributes["log2_base"] = log2(attributes.pop("base"))
+        source = graph.program.task(one.task.operands[0]).type
+        assert source is not None
+        if between := attributes.pop("between", None):
+            is_part = is_split(source.placement, 1)
+            attributes["first"] = between[0] // (graph.num_ranks if is_part else 1)
+        if one.kind == "embedding":  # how far the first rows of neighbouring ranks lie apart
+            rows = full_part(number(source.sizes[0], graph.sizes), graph.num_ranks)
+            attributes["part"] = rows if is_split(source.placement, 0) else 0
     elif one.kind == GATHER:
         attributes["dim"] = one.task.dim
-    elif one.kind == REDUCE:
-        # Where every rank sums for itself, all round alike.
-        is_local = one.destination == "placed" and one.task.kind == "all_reduce"
-        attributes["is_rounded"] = is_local and graph.num_ranks > 1
     return one.kind, tile, one.destination, tuple(attributes.items()), dtypes, len(one.reads)

@@ -1,19 +1,16 @@
-"""What holds of every graph and its queues, shown again from the records alone.
+"""What holds of every graph, shown again from the records alone.
 
 A table of rules that is run, as for the levels of the IR; each names tasks and the user's lines.
-That there is no deadlock follows from three of them. Let all ranks' tasks be ordered by their
-waits and by the order of each queue, and let that have no cycle (`acyclic`). Then there is one
-order of all tasks in which each comes behind whatever it waits for, and behind those before it in
-its queue. Of the tasks that are not done take the first. All that it waits for is done, so its
-counters are full: a wait asks for what is bumped (`counted`). All before it in its queue are done:
-with a queue for each worker, that worker is at it (`queued`); where workers take the next of one
-queue, those before have been taken and done, so that there is a worker free to take it. It ends,
-and there is one less.
+That there is no deadlock follows from two of them. Let all ranks' tasks be ordered by their waits
+and by the order in which each worker does its own, and let that have no cycle (`acyclic`). Then
+there is one order of all tasks in which each comes behind whatever it waits for, and behind its
+worker's before it. Of the tasks that are not done take the first. All that it waits for is done, so
+its counters are full: a wait asks for what is bumped (`counted`). Its worker has done all before
+it, and is at it. It ends, and there is one less.
 
 Memory is right if of two accesses to one byte, one of them a write, one is over before the other
 begins (`ordered`), who reads a value comes behind those who make it (`made`), and nobody writes
-another value there in between (`kept`). Where workers take the next task the order of the queue
-orders no accesses: then waits alone must.
+another value there in between (`kept`).
 """
 
 from __future__ import annotations
@@ -26,30 +23,29 @@ from math import prod
 from typing import NamedTuple
 
 from weft.base.place import Place
-from weft.ir.legality import Rule, Violation, illegal, run
+from weft.compiler.passes.tile import Region
+from weft.ir.legality import Rule, Violation, legal, run
 from weft.megakernel.memory import span_of
-from weft.megakernel.records import GIVEN, Access, TaskGraph, TileTask
+from weft.megakernel.records import GIVEN, ROLES, Access, TaskGraph, TileTask
 
 # Of one rule; a wrong rule of the compiler would name each task.
 MOST_BREACHES = 8
 # All pairs of accesses to the same bytes are looked at: seconds from some thousands of tasks on.
 MOST_TASKS = 2000
-STAGES = ("signals", "queues", "order", "memory")
-# Rows of a buffer that are looked at together.
-BAND = 64
+STAGES = ("signals", "order", "memory")
 Breaches = Iterator[tuple[str, Place]]
 
 
 class Order:
     """What is before each task, as bits of tasks by their number among all ranks'.
 
-    `by_queues`: those before it in its queue too. There must be no cycle.
+    There must be no cycle.
     """
 
-    def __init__(self, graph: TaskGraph, *, by_queues: bool) -> None:
+    def __init__(self, graph: TaskGraph) -> None:
         self.tasks = graph.tasks
         self.before = [0] * len(self.tasks)
-        behind = before_in_queue(graph) if by_queues else {}
+        behind = of_worker_before(graph)
         order, _ = in_order(self.tasks, behind)
         makers: dict[tuple[int, int], int] = {}
         for node in order:
@@ -76,8 +72,8 @@ class Order:
 def in_order(
     tasks: Sequence[TileTask], behind: Mapping[int, int]
 ) -> tuple[list[int | tuple[int, int]], list[int]]:
-    """Tasks by number, and counters between them, each behind whom it needs; `behind` is what comes
-    before a task in its queue. Or nothing, and tasks of which each is before the next, the last
+    """Tasks by number, and counters between them, each behind whom it needs; `behind` is what its
+    worker does before a task. Or nothing, and tasks of which each is before the next, the last
     before the first."""
     sorter: TopologicalSorter = TopologicalSorter()
     for i, task in enumerate(tasks):
@@ -92,14 +88,13 @@ def in_order(
         return [], [i for i in error.args[1][:-1] if isinstance(i, int)]
 
 
-def before_in_queue(graph: TaskGraph) -> dict[int, int]:
-    """Of each task the one before it in its queue, by numbers among all ranks'."""
-    firsts, found = 0, {}
+def of_worker_before(graph: TaskGraph) -> dict[int, int]:
+    """Of each task the one that its worker does before, by numbers among all ranks'."""
+    first, found = 0, {}
     for rank in graph.ranks:
-        for queue in rank.queues:
-            for earlier, later in zip(queue, queue[1:]):
-                found[firsts + later] = firsts + earlier
-        firsts += len(rank.tasks)
+        end = first + len(rank.tasks)
+        found |= {i: i - graph.num_workers for i in range(first + graph.num_workers, end)}
+        first = end
     return found
 
 
@@ -148,24 +143,8 @@ def _awaited(graph: TaskGraph) -> Breaches:
                 yield _at(graph, task, f"{message}, for which nobody waits")
 
 
-def _queued(graph: TaskGraph) -> Breaches:
-    wanted = 1 if graph.schedule == "dynamic" else graph.num_workers
-    for rank in graph.ranks if graph.schedule else ():
-        if len(rank.queues) != wanted or graph.num_workers < 1:
-            message = f"rank {rank.rank} has {len(rank.queues)} queues"
-            message += f" for {graph.num_workers} workers, scheduled {graph.schedule}"
-            yield _at(graph, None, f"{message}; it takes {wanted}")
-        times = Counter(i for queue in rank.queues for i in queue)
-        for i, task in enumerate(rank.tasks):
-            if times[i] != 1:
-                yield _at(graph, task, f"{task} is queued {times[i]} times; it must be once")
-        if strange := [i for i in times if not 0 <= i < len(rank.tasks)]:
-            message = f"rank {rank.rank} has tasks 0 to {len(rank.tasks) - 1}, queued are {strange}"
-            yield _at(graph, None, message)
-
-
 def _acyclic(graph: TaskGraph) -> Breaches:
-    cycle = [graph.tasks[i] for i in in_order(graph.tasks, before_in_queue(graph))[1]]
+    cycle = [graph.tasks[i] for i in in_order(graph.tasks, of_worker_before(graph))[1]]
     if cycle:
         pairs = zip([cycle[-1], *cycle], cycle)
         message = ", ".join(_why(graph, earlier, later) for earlier, later in pairs)
@@ -175,10 +154,7 @@ def _acyclic(graph: TaskGraph) -> Breaches:
 def _why(graph: TaskGraph, earlier: TileTask, later: TileTask) -> str:
     if any(_bumps(earlier, later.rank, wait.counter) for wait in later.waits):
         return f"{later} waits for {earlier}"
-    for worker, queue in enumerate(graph.ranks[later.rank].queues):
-        if later.id in queue:
-            return f"{later} is queued behind {earlier}, queue {worker}"
-    return f"{later} is behind {earlier}"
+    return f"{later} is behind {earlier} of worker {later.id % graph.num_workers}"
 
 
 class Touch(NamedTuple):
@@ -208,8 +184,8 @@ def _memories(graph: TaskGraph) -> Iterator[list[Touch]]:
                 memory = (one.rank, one.buffer if role in GIVEN else role)
                 if not one.region.is_empty:
                     found.setdefault(memory, {}).setdefault((is_write, one), {})[number] = None
-    for alike in found.values():
-        if any(is_write for is_write, _ in alike):
+    for (_, memory), alike in found.items():
+        if memory in ROLES or any(is_write for is_write, _ in alike):
             yield sorted(
                 Touch(*span_of(one, buffers[one.rank][one.buffer]), is_write, one, tuple(numbers))
                 for (is_write, one), numbers in alike.items()
@@ -255,7 +231,7 @@ def _whole_rows(touches: Sequence[Touch]) -> list[Touch]:
 
 
 def _ordered(graph: TaskGraph) -> Breaches:
-    order = Order(graph, by_queues=graph.schedule != "dynamic")
+    order = Order(graph)
     reported: set[tuple[int, int]] = set()
     for one, other in conflicts(graph):
         if order.are_before(one, other) or order.are_before(other, one):
@@ -281,47 +257,37 @@ def _is_given(graph: TaskGraph, access: Access) -> bool:
 
 def _made(graph: TaskGraph) -> Breaches:
     """Each element that is read has been written once, by a task before."""
-    for one, other in conflicts(graph):
-        access = one.access
-        if one.is_write and other.is_write and access.buffer == other.access.buffer:
-            if not _is_given(graph, access):
-                first, second = (graph.tasks[touch.numbers[-1]] for touch in (one, other))
-                message = f"{first} and {second} both make elements of {access.buffer}"
-                yield _at(graph, first, f"{message} on rank {access.rank}")
-    order = Order(graph, by_queues=graph.schedule != "dynamic")
-    written: dict[tuple[int, str, int], list[tuple[int, Access]]] = {}
-    for number, task in enumerate(graph.tasks):
-        for one in task.writes:
-            for band in _bands(one):
-                written.setdefault((one.rank, one.buffer, band), []).append((number, one))
-    for number, task in enumerate(graph.tasks):
-        for read in (one for one in task.reads if not _is_given(graph, one)):
-            makers = {pair for band in _bands(read)
-                      for pair in written.get((read.rank, read.buffer, band), ())}  # fmt: skip
-            missing = _cells(read)
-            for maker, access in sorted(makers):
-                shared = _cells(access._replace(region=access.region.within(read.region)))
-                missing -= shared
-                if shared and not order.is_before(maker, number):
-                    message = f"{task} reads {read.buffer}, and does not wait for"
-                    yield _at(graph, task, f"{message} {graph.tasks[maker]}, which makes it")
-            if missing:
-                message = f"of the {_cells(read)} elements of {read.buffer} that {task} reads"
-                yield _at(graph, task, f"{message} {_cells(read) - missing} are made")
+    order, tasks = Order(graph), graph.tasks
+    made: dict[Touch, int] = {}
+    for pair in conflicts(graph):
+        access = pair[0].access
+        if access.buffer != pair[1].access.buffer or _is_given(graph, access):
+            continue
+        if pair[0].is_write and pair[1].is_write:
+            first, second = (tasks[touch.numbers[-1]] for touch in pair)
+            message = f"{first} and {second} both make elements of {access.buffer}"
+            yield _at(graph, first, f"{message} on rank {access.rank}")
+            continue
+        write, read = pair if pair[0].is_write else pair[::-1]
+        made[read] = made.get(read, 0) + _cells(write.access.region.within(read.access.region))
+        for i, j in product(write.numbers, read.numbers):
+            if not order.is_before(i, j):
+                message = f"{tasks[j]} reads {access.buffer}, and does not wait for {tasks[i]}"
+                yield _at(graph, tasks[j], f"{message}, which makes it")
+    for touch in (one for touches in _memories(graph) for one in touches if not one.is_write):
+        cells, task = _cells(touch.access.region), tasks[touch.numbers[0]]
+        if made.get(touch, 0) < cells and not _is_given(graph, touch.access):
+            message = f"of the {cells} elements of {touch.access.buffer} that {task} reads"
+            yield _at(graph, task, f"{message} {made.get(touch, 0)} are made")
 
 
-def _bands(access: Access) -> range:
-    first, end = access.region.first_row, access.region.end_row
-    return range(first // BAND, -(-end // BAND)) if first < end else range(0)
-
-
-def _cells(access: Access) -> int:
-    return 0 if access.region.is_empty else prod(access.region.extents)
+def _cells(region: Region) -> int:
+    return 0 if region.is_empty else prod(region.extents)
 
 
 def _kept(graph: TaskGraph) -> Breaches:
     """Of two buffers in the same bytes one is over before the other begins."""
-    order = Order(graph, by_queues=graph.schedule != "dynamic")
+    order = Order(graph)
     earlier: dict[tuple[int, frozenset[str]], tuple[Touch, Touch]] = {}
     for pair in conflicts(graph):
         if pair[0].access.buffer == pair[1].access.buffer:
@@ -350,8 +316,7 @@ RULES = (
     Rule("counted", "a wait for more than comes never ends, for less may end too early",
          _few(_counted), "signals"),
     Rule("awaited", "a bump that nobody waits for is a waste", _few(_awaited), "signals"),
-    Rule("queued", "a task is done once, by a worker that there is", _few(_queued), "queues"),
-    Rule("acyclic", "who waits, by counters or in a queue, for itself never begins",
+    Rule("acyclic", "who waits, by counters or for its worker, for itself never begins",
          _few(_acyclic), "order"),
     Rule("made", "what is read has been made", _few(_made), "memory"),
     Rule("ordered", "two accesses, one a write, that nothing orders are a race",
@@ -361,7 +326,7 @@ RULES = (
 
 
 def check(graph: TaskGraph, stages: Sequence[str] = STAGES) -> list[Violation]:
-    """Breaches of the rules; of a graph without queues those that need none."""
+    """Breaches of the rules of these stages."""
     return run(RULES, graph, stages)
 
 
@@ -371,8 +336,5 @@ def require(graph: TaskGraph) -> TaskGraph:
     Raises  IllegalError: with tasks and the user's lines
     """
     is_small = len(graph.tasks) <= MOST_TASKS
-    if violations := check(graph, STAGES if is_small else STAGES[:-1]):
-        raise illegal(
-            f"Tasks of {graph.program.name}, {graph.schedule or 'unscheduled'}", violations
-        )
-    return graph
+    found = check(graph, STAGES if is_small else STAGES[:-1])
+    return legal(f"Tasks of {graph.program.name}", graph, found)

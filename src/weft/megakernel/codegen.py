@@ -9,14 +9,17 @@ text depends on the program, its tiles and its dtypes, and on no size.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from textwrap import wrap
 from typing import Any, NamedTuple
 
 from weft.ir import task as task_ir
-from weft.megakernel.bodies import Body, bodies
+from weft.ir.kinds import WEIGHTED
+from weft.megakernel.bodies import TO_ALL, Body, bodies
+from weft.megakernel.forms import KINDS
 from weft.megakernel.loading import import_text
-from weft.megakernel.operands import KINDS, Operands, field_of
+from weft.megakernel.operands import Operands, field_of
 from weft.megakernel.records import TaskGraph
 
 WIDTH = 100
@@ -42,30 +45,73 @@ def kernel_name(graph: TaskGraph) -> str:
 
 _HERE = "destinations.Here({out}, {m}, {n}, {stride})"
 _PLACED = "destinations.Placed({out}, {n}, {stride}, rank)"
+_SUMMANDS = (
+    "destinations.Summands({out}, {m}, {n}, {stride}, {partials}, {partials_stride}, {slab}, rank)"
+)
 
 
 def _body(body: Body, rows: Sequence[Mapping[str, str]]) -> str:
-    """The function of a body: what its operations differ in are variables."""
-    varying = [name for name, value in rows[0].items() if any(row[name] != value for row in rows)]
+    """The function of a body."""
+    chosen, words = _chosen(rows)
     lines = ["@triton.jit", f"def _{body.name}(task, v, s, tile, rank, world):"]
     formulas = "\n    ".join(one.formula for one in body.operations)
     end = "\n    " if len(body.operations) > 1 else ""
-    lines.append(f'    """{formulas}{end}"""')
-    lines += [f"    {name} = {rows[0][name]}" for name in varying]
+    lines += [f'    """{formulas}{end}"""', *chosen]
+    words |= {name: repr(value) for name, value in body.attributes}
+    form = KINDS[body.kind]
+    given = [one.format(**words) for one in form.called_with()]
+    function = "matmul.sent" if body.destination == TO_ALL else form.function
+    lines += [f"    {function}(", *_wrapped(["task", *given, "tile"])]
+    if body.destination:
+        args = {"here": [_HERE], TO_ALL: [_SUMMANDS, "world"]}.get(
+            body.destination, [_PLACED, "world"]
+        )
+        given = [one.format(**words) for one in args]
+        lines += _wrapped([f"destinations.{body.destination}", *given])
+    return "\n".join([*lines, "    )  # fmt: skip"])
+
+
+def _chosen(rows: Sequence[Mapping[str, str]]) -> tuple[list[str], dict[str, str]]:
+    """What operations of a body differ in are variables: the lines that set them, and by what name
+    each operand goes."""
+    varying = [name for name, value in rows[0].items() if any(row[name] != value for row in rows)]
+    lines = [f"    {name} = {rows[0][name]}" for name in varying]
     for i, row in enumerate(rows[1:], 1):
         if given := {name: row[name] for name in varying if row[name] != rows[0][name]}:
             lines.append(f"    if task.op == {i}:")
             lines += [f"        {name} = {value}" for name, value in given.items()]
-    words = {**rows[0], **{name: name for name in varying}}
-    words |= {name: repr(value) for name, value in body.attributes}
-    form = KINDS[body.kind]
-    given = [one.format(**words) for one in form.called_with()]
-    lines += [f"    {form.function}(", *_wrapped(["task", *given, "tile"])]
-    if body.destination:
-        args = [_HERE] if body.destination == "here" else [_PLACED, "world"]
-        given = [one.format(**words) for one in args]
-        lines += _wrapped([f"destinations.{body.destination}", *given])
-    return "\n".join([*lines, "    )  # fmt: skip"])
+    return lines, {**rows[0], **{name: name for name in varying}}
+
+
+def _ahead(body: Body, rows: Sequence[Mapping[str, str]]) -> str:
+    """The function that asks for a product's weights."""
+    _, weights, shape, *_ = KINDS[body.kind].called_with()
+    used = re.findall(r"{(\w+)}", weights + shape)
+    chosen, words = _chosen([{name: row[name] for name in used} for row in rows])
+    names = "Asks for " + ", ".join(dict.fromkeys(one.reads[1] for one in body.operations))
+    lines = ["@triton.jit", f"def _{body.name}_ahead(task, v, s, tile, num_bytes: tl.constexpr):",
+             *_wrapped_text(names), *chosen, "    matmul.ahead("]  # fmt: skip
+    given = [weights.format(**words), shape.format(**words)]
+    return "\n".join(
+        [*lines, *_wrapped(["task", *given, "tile", "num_bytes"]), "    )  # fmt: skip"]
+    )
+
+
+def _with_weights(graph: TaskGraph, found: Sequence[Body]) -> list[bool]:
+    """Of each body: is it of products whose right operands are there before the kernel begins?"""
+    buffer = graph.ranks[0].buffer
+    return [
+        body.kind in WEIGHTED
+        and all(buffer(one.reads[1]).role == "input" for one in body.operations)
+        for body in found
+    ]
+
+
+def _wrapped_text(names: str) -> list[str]:
+    lines = wrap(names, WIDTH - 10)
+    return [f'    """{lines[0]}"""'] if len(lines) == 1 else [
+        f'    """{lines[0]}', *(f"    {one}" for one in lines[1:]), '    """'
+    ]  # fmt: skip
 
 
 def _wrapped(items: Sequence[str], margin: int = 8) -> list[str]:
@@ -86,10 +132,13 @@ def text(graph: TaskGraph, transposed: Set[str] = frozenset()) -> str:
     found = bodies(graph, transposed)
     operands = Operands(graph, found, transposed)
     buffers = map(field_of, operands.buffers)
+    with_weights = _with_weights(graph, found)
+    products = zip(found, operands.rows, with_weights, strict=True)
+    ahead = [_ahead(body, rows) for body, rows, has_weights in products if has_weights]
     return "\n\n\n".join(
         [_heading(graph), _record("Values", "Buffers of this rank.", buffers),
          _record("Sizes", "Extents of this rank's parts; how far rows lie apart.", operands.sizes),
-         *map(_body, found, operands.rows), _kernel(graph, found)]
+         *map(_body, found, operands.rows), *ahead, _kernel(graph, found, with_weights)]
     ) + "\n"  # fmt: skip
 
 
@@ -119,8 +168,10 @@ def _imports(found: Sequence[Body]) -> Iterator[str]:
     used = {KINDS[body.kind].function.split(".")[0] for body in found}
     names = ", ".join(sorted({"destinations", "scoreboard", *used}))
     yield f"from weft.megakernel.tasks import {names}"
-    if any(body.kind == "matmul" for body in found):
-        yield "from weft.tiles import gemm"
+    given = " ".join(one for body in found for one in KINDS[body.kind].arguments)
+    yield f"from weft.tiles import {'gemm, ' if 'gemm.' in given else ''}tile_trace"
+    if "epilogue." in given:
+        yield "from weft.tiles.hooks import epilogue"
 
 
 def _record(name: str, what: str, fields: Iterable[str]) -> str:
@@ -128,22 +179,28 @@ def _record(name: str, what: str, fields: Iterable[str]) -> str:
                       *(f"    {one}: Any" for one in fields)])  # fmt: skip
 
 
-def _kernel(graph: TaskGraph, found: Sequence[Body]) -> str:
+def _kernel(graph: TaskGraph, found: Sequence[Body], with_weights: Sequence[bool]) -> str:
     tiles = [f"{body.name}_tile" for body in found]
-    names = ["v", "s", *tiles, "board", "slot", "world", "is_dynamic: tl.constexpr"]
+    names = ["v", "s", *tiles, "board", "slot", "world", "ahead: tl.constexpr"]
     lines = [
         "@triton.jit",
         f"def {kernel_name(graph)}(",
         *_wrapped(names, 4),
         "):  # fmt: skip",
-        '    """Workers take tasks, from queues of their own or by ticket, until none is left."""',
+        '    """Workers take the tasks by turns until none is left."""',
         "    rank = wl.rank(world).to(tl.int32)",
-        "    worker, num_workers = tl.program_id(0), tl.num_programs(0)",
+        "    turn, num_workers = tl.program_id(0), tl.num_programs(0)",
         "    e = scoreboard.begin(world, slot)",
-        "    turn, end = scoreboard.first_turn(board, worker, num_workers, is_dynamic)",
-        "    while turn < end:",
+        "    num_tasks = tl.load(board.counts)",
+        "    traced = tile_trace.kept(world)",
+        "    while turn < num_tasks:",
         "        task = scoreboard.task_at(board, turn)",
+        "        if traced is not None:",
+        "            start = wl.timestamp()",
+        *_asking(found, with_weights),
         "        scoreboard.wait_for(world, board, task)",
+        "        if traced is not None:",
+        "            tile_trace.open_record(traced, turn, task, start, wl.timestamp() - start)",
     ]
     for i, body in enumerate(found):
         word = "if" if i == 0 else "elif"
@@ -152,8 +209,24 @@ def _kernel(graph: TaskGraph, found: Sequence[Body]) -> str:
             f"            _{body.name}(task, v, s, {body.name}_tile, rank, world)",
         ]
     lines += [
+        "        if traced is not None:",
+        "            tile_trace.stamp(traced, turn, tile_trace.SUMMED)",
         "        scoreboard.notify(world, board, task)",
-        "        turn = scoreboard.next_turn(board, turn, end, num_workers, is_dynamic)",
+        "        if traced is not None:",
+        "            tile_trace.stamp(traced, turn, tile_trace.END)",
+        "        turn += num_workers",
         "    scoreboard.finish(world, board, slot, e, num_workers)",
     ]
     return "\n".join(lines)
+
+
+def _asking(found: Sequence[Body], with_weights: Sequence[bool]) -> Iterator[str]:
+    """Before a task waits."""
+    word = "if"
+    if any(with_weights):
+        yield "        if ahead > 0:"
+    for i, body in enumerate(found):
+        if with_weights[i]:
+            yield f"            {word} task.body == {i}:"
+            yield f"                _{body.name}_ahead(task, v, s, {body.name}_tile, ahead)"
+            word = "elif"

@@ -15,7 +15,10 @@ from weft.base.dtypes import DTYPES
 from weft.base.hardware import H200X4, Hardware
 from weft.compiler.cost.tasks import move_us, product_us, rounds_us
 from weft.compiler.passes.tile import Region, held_by, tile
-from weft.ir.task import Program, Task, Type
+from weft.ir.kinds import GATED_PRODUCTS, WEIGHTED
+from weft.ir.task import Program, Task
+from weft.ir.tensor import Type
+from weft.megakernel.sequences import OF_KEYS
 from weft.megakernel.tiles import IN_PLACE, refuse
 
 # Extents of products: below 32 columns rows of B would be read in less than a sector of 64 bytes.
@@ -26,7 +29,7 @@ STEP_BYTES, LEAST_K, MOST_K = 1 << 15, 32, 256
 MOST_ELEMENTS = 1 << 13
 WIDTHS = (1024, 512, 256, 128)
 # Their tiles are a sequence, or a head of it.
-OF_SEQUENCES = (*IN_PLACE, "decode_attention")
+OF_SEQUENCES = (*IN_PLACE, *OF_KEYS, "merge_parts")
 
 
 def chosen(
@@ -63,15 +66,17 @@ def _tile(task: Task, program: Program, held, num_workers: int, machine: Hardwar
     def tiles_of(cut: tuple[int, int]) -> int:
         return ceil(rows / cut[0]) * ceil(columns / cut[1])
 
-    if task.kind == "matmul":
+    if task.kind in WEIGHTED:
         k = held(task.operands[0]).extents[1]
+        times = 2 if task.kind in GATED_PRODUCTS else 1
+        columns *= times
 
         def multiply(cut: tuple[int, int]) -> float:
             each = product_us(*cut, k, itemsize, ceil(rows / cut[0]), machine)
             return rounds_us(each, tiles_of(cut), num_workers, machine)
 
         cut = min(_pairs(rows, columns, ROWS, COLUMNS), key=multiply)
-        return (*cut, _step(cut, k, itemsize))
+        return (cut[0], cut[1] // times, _step(cut, k, itemsize))
 
     def move(cut: tuple[int, int]) -> float:
         # A norm reads whole rows for each of its tiles.

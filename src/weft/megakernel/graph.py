@@ -17,19 +17,21 @@ from weft.ir.task import Program
 from weft.megakernel.counters import count, groups, stages_of, without_implied
 from weft.megakernel.memory import REST, lay_out, reuses
 from weft.megakernel.records import RankTasks, TaskGraph
-from weft.megakernel.tiles import SUMS, cut
+from weft.megakernel.tiles import cut
 
 
 def build(
-    program: Program, sizes: Mapping[str, int], num_ranks: int, *, sums: str = SUMS[0],
-    rest: int = REST,
-) -> TaskGraph:  # fmt: skip
-    """The tasks of a tiled program, without queues. `sums` says how all ranks get a sum: `SUMS`;
-    `rest` after how many stages memory is used again.
+    program: Program, sizes: Mapping[str, int], num_ranks: int, *, rest: int = REST
+) -> TaskGraph:
+    """The tasks of a tiled program; `rest` says after how many stages memory is used again.
+
+    Tasks come in the order of the program, each behind all that it needs. So the first one of all
+    ranks that is not done has all that it needs, and its worker is done with those before it: it
+    ends, and so on. There is no deadlock; `check.py` shows it again of each graph.
 
     Raises  UsageError, UnsupportedError: what cannot be made of tasks, at the user's line
     """
-    made = cut(program, sizes, num_ranks, sums)
+    made = cut(program, sizes, num_ranks)
     layout = lay_out(made, rest=rest)
     stage_of = stages_of(made.stages)
     needs = without_implied([*made.needs, *reuses(made, layout)], stage_of)

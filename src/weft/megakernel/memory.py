@@ -19,15 +19,14 @@ from typing import NamedTuple
 from weft.base.dtypes import DTYPES
 from weft.compiler.passes.allocate import ALIGNMENT
 from weft.ir.task import Task
-from weft.megakernel.records import SEND, Access, Buffer
-from weft.megakernel.tiles import Cut, Dependency, partials_of, result_of
+from weft.megakernel.records import Access, Buffer
+from weft.megakernel.tiles import ONE_SHOT, SUMMED, Dependency, TiledProgram, partials_of, result_of
 
 # Stages for which memory lies idle before it is used again. Whoever would have to wait for its last
 # readers has then waited for others who have, as a rule, and nothing is to be signalled.
 REST = 8
 # Memory is never used again.
 NEVER = 1 << 30
-SUMMED = ("reduce_scatter", "all_reduce")
 
 
 class Layout(NamedTuple):
@@ -45,7 +44,7 @@ class Life(NamedTuple):
     last: int
 
 
-def lay_out(made: Cut, *, rest: int = REST) -> Layout:
+def lay_out(made: TiledProgram, *, rest: int = REST) -> Layout:
     """A place for every buffer that is not the caller's, the same on all ranks.
 
     Memory whose buffers have been over for `rest` stages is given out again, that which was over
@@ -66,7 +65,7 @@ def lay_out(made: Cut, *, rest: int = REST) -> Layout:
     return Layout(found, *(max((one.end for one in placed[role]), default=0) for role in placed))
 
 
-def lifetimes(made: Cut) -> dict[str, Life]:
+def lifetimes(made: TiledProgram) -> dict[str, Life]:
     """By buffer, in stages."""
     found: dict[str, Life] = {}
     for i, stage in enumerate(made.stages):
@@ -106,14 +105,14 @@ def _placed(placed: list[Placed], size: int, columns: int, life: Life, rest: int
     return Placed(first, first + size, columns, life)
 
 
-def _buffers(made: Cut, rank: int) -> dict[str, Buffer]:
+def _buffers(made: TiledProgram, rank: int) -> dict[str, Buffer]:
     """Of one rank, in order. What weft allocates is as large as a full part, on every rank."""
     found: dict[str, Buffer] = {}
     for task in made.program.tasks:
         name, dtype = task.name, made.type_of(task.name).dtype
         if made.home(name) != name:
             continue
-        if any(stage.op == name and stage.kind == SEND for stage in made.stages):
+        if task.kind in SUMMED and made.num_ranks > 1:
             rows, columns = made.part(task, 0).extents
             slabs = (rows * made.num_ranks, columns)
             found[partials_of(name)] = Buffer(partials_of(name), "symmetric", dtype, *slabs)
@@ -128,11 +127,15 @@ def _buffers(made: Cut, rank: int) -> dict[str, Buffer]:
     return found
 
 
-def _is_summand(made: Cut, task: Task) -> bool:
+def _is_summand(made: TiledProgram, task: Task) -> bool:
     """Is it read only to be summed over ranks? Then the own summand is not rounded before."""
     users = made.program.users(task.name)
     is_read = task.kind == "input" or task.name in made.program.results
-    return not is_read and bool(users) and all(one.kind in SUMMED for one in users)
+    is_summed = (
+        one.kind in SUMMED and one.engine != ONE_SHOT and one.operands[0] == task.name
+        for one in users
+    )  # fmt: skip
+    return not is_read and bool(users) and all(is_summed)
 
 
 class Touch(NamedTuple):
@@ -143,7 +146,7 @@ class Touch(NamedTuple):
     tasks: tuple[int, ...]
 
 
-def reuses(made: Cut, layout: Layout) -> list[Dependency]:
+def reuses(made: TiledProgram, layout: Layout) -> list[Dependency]:
     """Waits that are needed because memory is used again: what lay there must be over."""
     touched = _touches(made, layout)
     lives = lifetimes(made)
@@ -191,7 +194,7 @@ def _sharing(layout: Layout, lives: dict[str, Life]) -> Iterator[tuple[str, str]
 
 
 def _touches(
-    made: Cut, layout: Layout
+    made: TiledProgram, layout: Layout
 ) -> dict[tuple[int, str], list[tuple[int, bool, list[Touch]]]]:
     """By rank and buffer, for each stage and for reads and writes: who touches which rows, in the
     order of rows."""

@@ -12,13 +12,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence, Set
-from typing import NamedTuple
 
 from weft.base.parts import full_part
 from weft.compiler.passes.tile import held_by, number
 from weft.ir.tensor import is_split
 from weft.megakernel.bodies import Body, Operation
-from weft.megakernel.records import COPY, GATHER, REDUCE, SEND, TaskGraph
+from weft.megakernel.forms import KINDS
+from weft.megakernel.records import GATHER, TaskGraph
 from weft.megakernel.tiles import partials_of, result_of
 
 _SIZE, _BUFFER = re.compile(r"\bs\.(\w+)"), re.compile(r"\bv\.(\w+)")
@@ -42,7 +42,8 @@ class Operands:
     ) -> None:
         self._graph, self._transposed = graph, transposed
         self.buffers = tuple(dict.fromkeys(
-            name for body in found for one in body.operations for name in (*one.reads, one.write)
+            name for body in found for one in body.operations
+            for name in (*one.reads, one.write, *([one.partials] if one.partials else []))
         ))  # fmt: skip
         self._names: dict[tuple, str] = {}
         self._of: dict[str, str] = {}
@@ -109,72 +110,11 @@ class Operands:
 def _target(one: Operation) -> dict[str, str]:
     if not one.destination:
         return {}
+    if one.partials:
+        return {"out": f"v.{one.write}", "stride": f"s.{one.write}_stride",
+                "partials": f"v.{one.partials}", "partials_stride": f"s.{one.partials}_stride",
+                "slab": f"s.{one.partials}_slab"}  # fmt: skip
     out = f"v.{one.write}"
     if one.kind == GATHER and one.task.dim == 1:  # behind the columns of the ranks before
         out += f" + rank * s.{one.task.name}_part"
     return {"out": out, "stride": f"s.{one.write}_stride"}
-
-
-class Form(NamedTuple):
-    """The device function of tasks/ that does a kind, what its operands are called, and its
-    arguments where they are more than those.
-
-    {0}, {1}, .. are the buffers that the operation reads, {last} the last of them, {made} is the
-    value and {write} the buffer that it makes.
-    """
-
-    function: str
-    names: dict[str, str]
-    arguments: tuple[str, ...] = ()
-
-    def called_with(self) -> tuple[str, ...]:
-        return self.arguments or tuple(f"{{{name}}}" for name in self.names)
-
-
-_EXTENTS = {"m": "s.{made}_m", "n": "s.{made}_n"}
-_ONE = {"x": "v.{0}", **_EXTENTS, "stride_x": "s.{0}_stride"}
-_TWO = {
-    "x": "v.{0}", "y": "v.{last}", **_EXTENTS, "stride_x": "s.{0}_stride",
-    "stride_y": "s.{last}_stride",
-}  # fmt: skip
-_MOVE = Form("move.move", {"x": "v.{0}", "n": "s.{0}_n", "stride_x": "s.{0}_stride"})
-KINDS = {
-    "matmul": Form(
-        "matmul.matmul",
-        {"x": "v.{0}", "w": "v.{1}", **_EXTENTS, "k": "s.{0}_n", "stride_x": "s.{0}_stride",
-         "stride_w": "s.{1}_stride"},
-        ("{x}", "{w}", "gemm.Shape({m}, {n}, {k}, {stride_x}, {stride_w}, {stride})"),
-    ),
-    **{kind: Form(f"elementwise.{kind}", _ONE) for kind in ("silu", "silu_mul", "silu_mul_halves")},
-    **{kind: Form(f"elementwise.{kind}", _TWO) for kind in ("mul", "add")},
-    "rms_norm": Form(
-        "norm.rms_norm",
-        {"x": "v.{0}", "weight": "v.{1}", **_EXTENTS, "stride_x": "s.{0}_stride"},
-        ("{x}", "{weight}", "{m}", "{n}", "{stride_x}", "{eps}"),
-    ),
-    "rope": Form(
-        "decode.rope",
-        {"x": "v.{0}", "lengths": "v.{1}", **_EXTENTS, "stride_x": "s.{0}_stride"},
-        ("{x}", "{lengths}", "{m}", "{n}", "{stride_x}", "{head}", "{log2_base}"),
-    ),
-    "kv_append": Form(
-        "decode.kv_append",
-        {"cache": "v.{0}", "x": "v.{1}", "lengths": "v.{2}", "max_kv": "s.{0}_m // s.{1}_m",
-         "n": "s.{1}_n", "stride_x": "s.{1}_stride", "stride": "s.{0}_stride"},
-    ),
-    "decode_attention": Form(
-        "decode.attention",
-        {"q": "v.{0}", "keys": "v.{1}", "values": "v.{2}", "lengths": "v.{3}", **_EXTENTS,
-         "kv_n": "s.{1}_n", "max_kv": "s.{1}_m // s.{made}_m", "out": "v.{write}"},
-        ("{q}", "{keys}", "{values}", "{lengths}", "{m}", "{n}", "{kv_n}", "{max_kv}", "{head}",
-         "{out}"),
-    ),
-    GATHER: _MOVE, SEND: _MOVE, COPY: _MOVE,
-    REDUCE: Form(
-        "move.reduce",
-        {"own": "v.{0}", "own_stride": "s.{0}_stride", "partials": "v.{last}",
-         "partials_stride": "s.{last}_stride", "slab": "s.{last}_slab", "n": "s.{made}_n"},
-        ("move.Summands({own}, {own_stride}, {partials}, {partials_stride}, {slab})", "rank", "{n}",
-         "{is_rounded}"),
-    ),
-}  # fmt: skip

@@ -1,4 +1,4 @@
-"""A program as tasks of tiles: what the graph makes, the schedule orders and the kernel runs.
+"""A program as tasks of tiles: what the graph makes and the kernel runs.
 
 Plain frozen records of plain integers, one of everything for each rank. Tasks know of each other by
 counters alone: int64 words on the symmetric heap, of which each rank has its own. A task begins
@@ -9,9 +9,10 @@ What a kind does, with `reads` and `writes` in this order:
     matmul, add, ...  a kind of Task IR: writes[0] from its operands, all on this rank
     gather            reads[0], an own tile -> its place in `op`'s buffer on each rank
     send              reads[0], a tile of the own summand -> this rank's rows of `<op>_partials`, on
-                      the rank that sums it, or on all others
+                      the rank that sums it
     reduce            the sum of reads, in fp32 and in their order -> `op`'s buffer, here or on all
                       ranks; one of them is the own summand, the others are rows of `<op>_partials`
+    reduce_add        the same, rounded, and with the last of reads added, which all ranks have
     copy              reads[0] -> writes[0], the caller's
 
 A counter is full when all of its bumps of this call have come. So every wait asks for all of them,
@@ -29,9 +30,9 @@ from weft.ir.task import Program
 
 # Beside the kinds of Task IR.
 GATHER, SEND, REDUCE, COPY = "gather", "send", "reduce", "copy"
+REDUCE_ADD = "reduce_add"
+REDUCES = (REDUCE, REDUCE_ADD)
 
-# static_*: a queue for each worker; dynamic: one queue, of which workers take the next.
-SCHEDULES = ("round_robin", "balanced", "dynamic")
 # What is the caller's; `local` is seen by this rank alone, peers write into `symmetric`.
 GIVEN = ("input", "result")
 ROLES = (*GIVEN, "local", "symmetric")
@@ -94,21 +95,19 @@ class TileTask:
     bumps: tuple[Bump, ...] = ()
 
     def __str__(self) -> str:
-        sort = "" if self.kind not in (GATHER, SEND, REDUCE, COPY) else f" {self.kind}"
+        sort = "" if self.kind not in (GATHER, SEND, *REDUCES, COPY) else f" {self.kind}"
         of = f" of {self.owner}" if self.kind == SEND else ""
         return f"{self.op}{sort}[{self.i_m}, {self.i_n}]{of}@{self.rank}"
 
 
 @dataclass(frozen=True)
 class RankTasks:
-    """One rank's. `counters[c]` is how much counter c is bumped in a call, by all ranks. `queues`
-    are ids of tasks: of each worker, or one of all workers."""
+    """One rank's. `counters[c]` is how much counter c is bumped in a call, by all ranks."""
 
     rank: int
     buffers: tuple[Buffer, ...]
     tasks: tuple[TileTask, ...]
     counters: tuple[int, ...] = ()
-    queues: tuple[tuple[int, ...], ...] = ()
 
     def buffer(self, name: str) -> Buffer:
         return next(one for one in self.buffers if one.name == name)
@@ -119,7 +118,7 @@ class TaskGraph:
     """A program of these sizes, all ranks. Local and symmetric memory is equal on all of them.
 
     `results` are the buffers that hold the program's results: those of role `result`, or inputs.
-    `schedule` and `num_workers` are there once it is scheduled.
+    Of each rank worker w does tasks w, w + num_workers, w + 2 num_workers, ...
     """
 
     program: Program
@@ -129,8 +128,7 @@ class TaskGraph:
     results: tuple[str, ...]
     local_bytes: int = 0
     symmetric_bytes: int = 0
-    schedule: str = ""
-    num_workers: int = 0
+    num_workers: int = 1
 
     @cached_property
     def tasks(self) -> tuple[TileTask, ...]:

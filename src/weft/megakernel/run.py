@@ -10,50 +10,65 @@ sizes, and lie on the device from then on: a call is one launch, and can be reco
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from triton import next_power_of_2
 
 from weft.base.errors import UsageError
+from weft.base.target import Target
+from weft.base.whole_numbers import whole_number
 from weft.compiler import layouts
+from weft.ir.kinds import GATED_PRODUCTS, WEIGHTED
 from weft.ir.task import Program
 from weft.megakernel import codegen
 from weft.megakernel.bodies import Body, bodies
 from weft.megakernel.check import require
 from weft.megakernel.extents import chosen
+from weft.megakernel.folding import fold
 from weft.megakernel.graph import build
 from weft.megakernel.operands import Operands
-from weft.megakernel.records import SCHEDULES
-from weft.megakernel.schedule import schedule
+from weft.megakernel.sequences import KEYS, OF_KEYS, split_keys
 from weft.megakernel.tables import tables
 from weft.megakernel.tasks.scoreboard import Board
-from weft.tiles import attention_decode, gemm, rows
+from weft.tiles import attention, gemm, rows
 
-# Queries of a tile, and elements of a head, that tensor cores take at least; keys at a time.
-LEAST, KEYS = 16, 64
+# Of an SM, and of a thread.
+REGISTERS_OF_SM, MOST_REGISTERS = 1 << 16, 255
+# A row of the widest tile at least.
+LEAST_AHEAD = 4096
 
 
 @dataclass(frozen=True)
 class Persistent:
     """How programs run as one kernel; `lowering=` takes it where its defaults do not serve.
 
-    `schedule` is one of records.SCHEDULES: static queues or one by ticket; `sums` how all ranks get
-    a sum: "two_shot" has the bits of the kernels that overlap, "one_shot" one hop less; workers
-    as many as the device has SMs, or fewer.
+    Units   num_workers: as many as the device has SMs (0), or fewer; splits: of each sequence's
+            keys, which as many tasks read, or as many as keep the workers busy (0); ahead_bytes: of
+            a product's weights, which its task asks L2 for while it waits, a power of two, or none
     """
 
-    schedule: str = "balanced"
-    sums: str = "two_shot"
     num_workers: int = 0
+    splits: int = 0
     num_warps: int = 8
     num_stages: int = 3
+    # Of 132 workers 17 MB, which memory brings in the 3.5 us that a signal from another rank takes.
+    ahead_bytes: int = 1 << 17
 
     def __post_init__(self) -> None:
-        if self.schedule not in SCHEDULES or self.num_workers < 0:
-            message = f"schedule={self.schedule!r} with num_workers={self.num_workers}"
-            raise UsageError(f"{message}; it is {', '.join(SCHEDULES)}, with 0 (all) or more")
+        whole_number("Persistent: num_workers", self.num_workers, 0, UsageError)
+        whole_number("Persistent: splits", self.splits, 0, UsageError)
+        ahead = whole_number("Persistent: ahead_bytes", self.ahead_bytes, 0, UsageError)
+        if ahead and (ahead & (ahead - 1) or ahead < LEAST_AHEAD):
+            message = f"Persistent: ahead_bytes={ahead}; take a power of two from {LEAST_AHEAD} on"
+            raise UsageError(f"{message}, or 0")
+
+    def compiled_with(self, target: Target) -> dict[str, int]:
+        """What Triton is told. One worker has an SM: nothing is spilled for a second one's sake."""
+        found = {"num_warps": self.num_warps, "num_stages": self.num_stages}
+        if target.backend == "cuda":
+            found["maxnreg"] = min(MOST_REGISTERS, REGISTERS_OF_SM // (self.num_warps * 32))
+        return found
 
     def run_persistent(
         self, program: Program, tensors: Mapping[str, Any], sizes: Mapping[str, int], *, world: Any,
@@ -71,11 +86,28 @@ class Persistent:
         found = world.calls.get(key)
         if found is None:
             # The program is kept: its number is then its alone.
-            workers = self.num_workers or world.target.num_sms
-            tiled = chosen(program, sizes, world.num_ranks, workers, settled)
+            tiled = self._tiled(program, sizes, world, settled)
             runner = Runner(world, tiled, tensors, sizes, self)
             found = world.calls[key] = (program, runner)
         return found[1].run(tensors)
+
+    def task_names(
+        self, program: Program, sizes: Mapping[str, int], *, world: Any,
+        settled: Collection[str] = (),
+    ) -> list[str]:  # fmt: skip
+        """What a record of `World.trace` is of, by its number: this rank's tasks in order. A task
+        begins to wait, has waited, is done, and has signalled."""
+        graph = _graph(self._tiled(program, sizes, world, settled), sizes, world, self)
+        return [str(one) for one in graph.ranks[world.rank].tasks]
+
+    def _tiled(
+        self, program: Program, sizes: Mapping[str, int], world: Any, settled: Collection[str]
+    ) -> Program:
+        """The program as it is run: folded, split, in tiles for these sizes."""
+        workers = self.num_workers or world.target.num_sms
+        folded = fold(program, sizes, world.num_ranks, settled)
+        split = split_keys(folded, sizes, world.num_ranks, workers, self.splits)
+        return chosen(split, sizes, world.num_ranks, workers, settled)
 
 
 class Runner:
@@ -123,10 +155,10 @@ class Runner:
         signals = {
             "counters": (self._num_counters, torch.int64),
             "bases": (self._num_counters, torch.int64),
-            "tickets": (1, torch.int32),
         }
         memory = {"memory": ((max(1, self.graph.symmetric_bytes),), torch.uint8)}
-        slot = self.world.workspace(f"persistent {self.program.name}", memory, signals)
+        key = f"persistent {self.program.name}"
+        slot = self.world.workspace(key, signals=signals, shared=memory)
         copies = {name: tensors[name].contiguous() for name in self._copied}
         bound = self._bind({**tensors, **copies}, slot)
         self._launch(bound, slot)
@@ -148,45 +180,42 @@ class Runner:
         return found
 
     def _launch(self, bound: Mapping[str, torch.Tensor], slot: Any) -> None:
-        tasks, waits, bumps, firsts, totals, counts = self._tables
-        board = Board(
-            tasks, waits, bumps, firsts, totals, slot.counters, slot.bases, slot.tickets, counts
-        )
-        is_dynamic = self.options.schedule == "dynamic"
+        tasks, waits, bumps, totals, counts = self._tables
+        board = Board(tasks, waits, bumps, totals, slot.counters, slot.bases, counts)
         values = self._generated.values(*(bound[name] for name in self._names))
         self._generated.kernel[(self.graph.num_workers,)](
-            values, self._sizes, *self._tiles, board, slot.arg, self.world.arg, is_dynamic,
-            num_warps=self.options.num_warps, num_stages=self.options.num_stages,
-            launch_cooperative_grid=True,
+            values, self._sizes, *self._tiles, board, slot.arg, self.world.arg,
+            self.options.ahead_bytes,
+            **self.options.compiled_with(self.world.target), launch_cooperative_grid=True,
         )  # fmt: skip
 
 
 def _graph(program: Program, sizes: Mapping[str, int], world: Any, options: Persistent) -> Any:
-    graph = build(program, sizes, world.num_ranks, sums=options.sums)
+    graph = build(program, sizes, world.num_ranks)
     most = options.num_workers or world.target.num_sms
     longest = max(len(one.tasks) for one in graph.ranks)
-    return require(schedule(graph, options.schedule, max(1, min(most, longest))))
+    return require(replace(graph, num_workers=max(1, min(most, longest))))
 
 
 def _reads(program: Program) -> layouts.Reads:
     """How the kernel reads the inputs of a program."""
-    right = {one.operands[1] for one in program.tasks if one.kind == "matmul"}
+    right = {one.operands[1] for one in program.tasks if one.kind in WEIGHTED}
     rows = {name for one in program.tasks for i, name in enumerate(one.operands)
-            if i != 1 or one.kind != "matmul"}  # fmt: skip
+            if i != 1 or one.kind not in WEIGHTED}  # fmt: skip
     written = {one.operands[0] for one in program.tasks if one.kind == "kv_append"}
     return layouts.Reads(rows, right - rows, written)
 
 
-def tile_of(body: Body) -> gemm.Tile | rows.Tile | attention_decode.Tile:
+def tile_of(body: Body) -> gemm.Tile | rows.Tile | attention.Tile:
     """What a body takes of its tiles."""
-    if body.kind == "matmul":
+    if body.kind in WEIGHTED:
         given = dict(body.attributes)
         m, n, k = body.tile
+        n *= 2 if body.kind in GATED_PRODUCTS else 1
         return gemm.Tile(m, n, k, given["b_is_nk"], False, given["is_k_even"])
-    if body.kind == "decode_attention":
-        head = dict(body.attributes)["head"]
-        group = body.tile[1] // head
-        return attention_decode.Tile(
-            max(LEAST, next_power_of_2(group)), KEYS, max(LEAST, next_power_of_2(head))
-        )
+    if body.kind in OF_KEYS:
+        given = dict(body.attributes)
+        head = given["head"]
+        group = body.tile[1] // (2 * head if "splits" in given else head)
+        return attention.Tile.of(attention.padded_head(group), KEYS, d=head, pack=group, tokens=1)
     return rows.Tile(body.tile[0], body.tile[1])

@@ -1,4 +1,4 @@
-"""A rank's queues as the tables that the kernel reads: plain lists of numbers.
+"""A rank's tasks as the tables that the kernel reads: plain lists of numbers.
 
 A row of `tasks` has the fields of tasks.scoreboard.Task, filled up to its length; it names its
 body, and which of the body's operations it is of.
@@ -7,17 +7,16 @@ body, and which of the body's operations it is of.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import accumulate
 
 from weft.base.errors import ConfigError
 from weft.megakernel.bodies import MOVES, Body
-from weft.megakernel.records import REDUCE, TaskGraph, TileTask
+from weft.megakernel.records import REDUCES, TaskGraph, TileTask
 from weft.megakernel.tasks import scoreboard
 
 
 def tables(graph: TaskGraph, rank: int, bodies: Sequence[Body]) -> Iterator[list[int]]:
-    """Of one rank, in the order of its queues, each table flat: tasks, waits, bumps, where each
-    queue begins, what counters come to, and how many tasks and counters there are.
+    """Of one rank, each table flat: tasks, waits, bumps, what counters come to, and how many tasks
+    and counters there are.
 
     Raises  ConfigError: a task whose columns are not those of its tile
     """
@@ -30,9 +29,8 @@ def tables(graph: TaskGraph, rank: int, bodies: Sequence[Body]) -> Iterator[list
     tasks: list[int] = []
     waits: list[int] = []
     bumps: list[int] = []
-    queued = [mine.tasks[i] for queue in mine.queues for i in queue]
     num_waits = num_bumps = 0
-    for task in queued:
+    for task in mine.tasks:
         body, operation, tile = found[task.op, task.kind]
         _check_columns(task, tile)
         row = [body, operation, task.i_m, task.i_n, *_rows(graph, task), num_waits]
@@ -44,9 +42,8 @@ def tables(graph: TaskGraph, rank: int, bodies: Sequence[Body]) -> Iterator[list
         waits += [word for one in task.waits for word in (one.counter, one.at_least)]
         bumps += [word for one in task.bumps for word in (one.rank, one.counter, one.amount)]
     yield from (tasks, waits, bumps)
-    yield [0, *accumulate(len(queue) for queue in mine.queues)]
     yield [*mine.counters]
-    yield [len(queued), len(mine.counters)]
+    yield [len(mine.tasks), len(mine.counters)]
 
 
 def _rows(graph: TaskGraph, task: TileTask) -> tuple[int, int, int, int, int]:
@@ -55,10 +52,10 @@ def _rows(graph: TaskGraph, task: TileTask) -> tuple[int, int, int, int, int]:
     if task.kind not in MOVES:
         return 0, 0, 0, 0, 0
     rows = to.extents[0]
-    if task.kind != REDUCE:
+    if task.kind not in REDUCES:
         return task.reads[0].region.first_row, 0, to.first_row, rows, max(task.owner, 0)
     row = part_row = 0
-    for hop, read in enumerate(task.reads):
+    for hop, read in enumerate(task.reads[: graph.num_ranks]):
         of = (task.owner + hop) % graph.num_ranks
         if of == task.rank:
             row = read.region.first_row

@@ -10,7 +10,7 @@ coordinates; a task's accesses are in those of the rank whose memory it is.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import NamedTuple
@@ -26,16 +26,21 @@ from weft.compiler.passes.tile import (
     region_within,
     tiles_within,
 )
-from weft.ir.task import KINDS, Program, Task, Type
-from weft.megakernel.records import COPY, GATHER, REDUCE, SEND, Access, TileTask
+from weft.ir.kinds import KINDS
+from weft.ir.task import Program, Task
+from weft.ir.tensor import Type
+from weft.megakernel.records import COPY, GATHER, REDUCE, REDUCE_ADD, SEND, Access, TileTask
 from weft.megakernel.sequences import needed_by
 
-# How a sum over ranks that all ranks need is made. one_shot: everybody sends to everybody and sums
-# all of it, in the order of ranks; two_shot: each sums a part of the rows and gives it to all.
-SUMS = ("one_shot", "two_shot")
 # What a task of these kinds makes lies where its first operand lies.
 IN_PLACE = ("kv_append",)
-MAKERS = {"all_gather": GATHER, "reduce_scatter": REDUCE, "all_reduce": REDUCE}
+MAKERS = {"all_gather": GATHER, "reduce_scatter": REDUCE, "all_reduce": REDUCE,
+          "all_reduce_add": REDUCE_ADD}  # fmt: skip
+# Sums over ranks: whoever has a part of the summands sends it to the rank that sums it.
+SUMMED = ("reduce_scatter", "all_reduce", "all_reduce_add")
+# The engine of a sum that every rank makes for itself, and of the product that it is of: its tiles
+# go to all ranks as they are made. Else a part of the rows is summed by each rank, for all.
+ONE_SHOT = "one_shot"
 
 
 class Stage(NamedTuple):
@@ -63,13 +68,12 @@ class MadePart(NamedTuple):
 
 
 @dataclass
-class Cut:
+class TiledProgram:
     """Tasks of all ranks by number, the stages, and what follows from values alone."""
 
     program: Program
     sizes: Mapping[str, int]
     num_ranks: int
-    sums: str
     tasks: list[TileTask] = field(default_factory=list)
     stages: list[Stage] = field(default_factory=list)
     needs: list[Dependency] = field(default_factory=list)
@@ -101,8 +105,10 @@ class Cut:
         return self.home(task.operands[0]) if task.kind in IN_PLACE else name
 
     def is_symmetric(self, task: Task) -> bool:
-        """Do other ranks write what this rank has of it?"""
-        return task.kind == "all_gather" or (task.kind == "all_reduce" and self.sums == "two_shot")
+        """Do other ranks write what this rank has of it? Of a sum that all need each rank makes a
+        part of the rows, for all."""
+        is_for_all = task.kind in ("all_gather", "all_reduce", "all_reduce_add")
+        return is_for_all and task.engine != ONE_SHOT
 
     def made_parts(self, task: Task, rank: int) -> Iterator[MadePart]:
         """The ranks that make parts of what `rank` has of a value."""
@@ -113,7 +119,9 @@ class Cut:
             for owner in range(self.num_ranks):
                 yield MadePart(owner, owner, self.part(task, owner))
         else:
-            owner = {"reduce_scatter": rank, "all_reduce": 0}.get(task.kind, -1)
+            owner = rank if task.kind == "reduce_scatter" else -1
+            # All ranks add in one order, as if the first one owned all rows.
+            owner = 0 if task.engine == ONE_SHOT and task.kind in SUMMED else owner
             yield MadePart(rank, owner, self.held(task.name, rank))
 
     def part(self, task: Task, owner: int) -> Region:
@@ -173,23 +181,21 @@ class Draft(NamedTuple):
     owner: int = -1
 
 
-def cut(program: Program, sizes: Mapping[str, int], num_ranks: int, sums: str = SUMS[0]) -> Cut:
+def cut(program: Program, sizes: Mapping[str, int], num_ranks: int) -> TiledProgram:
     """Every task of every rank, without counters.
 
     Raises  UsageError: a program that is not tiled, or sizes that it calls otherwise;
             UnsupportedError: what there is no task for, at the user's line
     """
     refuse(program, sizes, num_ranks)
-    if sums not in SUMS:
-        message = f"sums={sums!r}; it is {' or '.join(SUMS)}"
-        raise UsageError(f"{program.name}: {message}", place=program.place)
-    made = Cut(program, sizes, num_ranks, sums)
+    made = TiledProgram(program, sizes, num_ranks)
     for task in program.tasks:
         if task.kind == "all_gather":
             made.stage(task.name, GATHER, _gathers(made, task))
-        elif task.kind in ("reduce_scatter", "all_reduce"):
-            made.stage(task.name, SEND, _sends(made, task))
-            made.stage(task.name, REDUCE, _sums(made, task))
+        elif task.kind in SUMMED:
+            if task.engine != ONE_SHOT:
+                made.stage(task.name, SEND, _sends(made, task))
+            made.stage(task.name, MAKERS[task.kind], _sums(made, task))
         elif task.kind != "input":
             made.stage(task.name, task.kind, _tiles(made, task))
     made.results = tuple(_result(made, name) for name in program.results)
@@ -206,7 +212,7 @@ def partials_of(name: str) -> str:
     return f"{name}_partials"
 
 
-def slab_rows(made: Cut, task: Task) -> int:
+def slab_rows(made: TiledProgram, task: Task) -> int:
     """The rows of a full part: how far one rank's summands are from the next one's."""
     return made.part(task, 0).extents[0]
 
@@ -254,7 +260,7 @@ def _refuse_stale(program: Program) -> None:
             latest[task.operands[0]] = task.name
 
 
-def _result(made: Cut, name: str) -> str:
+def _result(made: TiledProgram, name: str) -> str:
     """The buffer that a result is in; a copy into it, where the value's own is reused."""
     task = made.program.task(name)
     if not made.is_symmetric(task):
@@ -272,11 +278,11 @@ def _local(region: Region, held: Region, row: int = 0) -> Region:
     )  # fmt: skip
 
 
-def _read(made: Cut, name: str, rank: int, region: Region) -> Access:
+def _read(made: TiledProgram, name: str, rank: int, region: Region) -> Access:
     return Access(made.home(name), rank, _local(region, made.held(name, rank)))
 
 
-def _needed(made: Cut, task: Task, region: Region) -> Iterator[Region]:
+def _needed(made: TiledProgram, task: Task, region: Region) -> Iterator[Region]:
     """What a tile needs of each operand."""
     kinds = [made.type_of(name) for name in task.operands]
     less = needed_by(task, region, kinds, made.sizes)
@@ -285,7 +291,7 @@ def _needed(made: Cut, task: Task, region: Region) -> Iterator[Region]:
 
 
 def _cells(
-    made: Cut, task: Task, held: Callable[[int], Region]
+    made: TiledProgram, task: Task, held: Callable[[int], Region]
 ) -> Iterator[tuple[int, Tile, Region]]:
     """Every tile of every rank's part `held(rank)`."""
     for rank in range(made.num_ranks):
@@ -294,7 +300,7 @@ def _cells(
             yield rank, one, region_within(task, one, whole)
 
 
-def _tiles(made: Cut, task: Task) -> Iterator[Draft]:
+def _tiles(made: TiledProgram, task: Task) -> Iterator[Draft]:
     for rank, one, region in _cells(made, task, partial(made.held, task.name)):
         pairs = [
             (name, wanted.within(made.held(name, rank)))
@@ -302,11 +308,21 @@ def _tiles(made: Cut, task: Task) -> Iterator[Draft]:
         ]
         reads = tuple(_read(made, name, rank, wanted) for name, wanted in pairs)
         needs = tuple(made.makers(name, rank, wanted) for name, wanted in pairs)
-        writes = (_read(made, task.name, rank, region),)
+        writes = (_read(made, task.name, rank, region), *_summands(made, task, rank, region))
         yield Draft(rank, one.i_m, one.i_n, reads, writes, needs)
 
 
-def _gathers(made: Cut, task: Task) -> Iterator[Draft]:
+def _summands(made: TiledProgram, task: Task, rank: int, region: Region) -> Iterator[Access]:
+    """Where a tile goes beside its own place, of a product that every rank sums for itself."""
+    if task.engine == ONE_SHOT and task.kind not in SUMMED:
+        (user,) = made.program.users(task.name)
+        there = _local(region, made.held(task.name, rank), rank * slab_rows(made, user))
+        for to in range(made.num_ranks):
+            if to != rank:
+                yield Access(partials_of(user.name), to, there)
+
+
+def _gathers(made: TiledProgram, task: Task) -> Iterator[Draft]:
     (source,) = task.operands
     for rank, one, region in _cells(made, task, partial(made.held, source)):
         writes = tuple(Access(task.name, to, region) for to in range(made.num_ranks))
@@ -314,7 +330,7 @@ def _gathers(made: Cut, task: Task) -> Iterator[Draft]:
         yield Draft(rank, one.i_m, one.i_n, (_read(made, source, rank, region),), writes, needs)
 
 
-def _copies(made: Cut, task: Task) -> Iterator[Draft]:
+def _copies(made: TiledProgram, task: Task) -> Iterator[Draft]:
     for rank, one, region in _cells(made, task, partial(made.held, task.name)):
         names = (task.name, result_of(task.name))
         reads, writes = ((Access(name, rank, region),) for name in names)
@@ -322,51 +338,47 @@ def _copies(made: Cut, task: Task) -> Iterator[Draft]:
         yield Draft(rank, one.i_m, one.i_n, reads, writes, needs)
 
 
-def _shares(made: Cut, task: Task, rank: int) -> Iterator[tuple[int, Region, Sequence[int]]]:
-    """What a rank sends of its summand: whose part, which, and to whom."""
-    others = [(rank + hop) % made.num_ranks for hop in range(1, made.num_ranks)]
-    if task.kind == "all_reduce" and not made.is_symmetric(task):
-        yield 0, made.part(task, 0), others
-    else:
-        for owner in others:
-            yield owner, made.part(task, owner), (owner,)
-
-
-def _sends(made: Cut, task: Task) -> Iterator[Draft]:
-    (source,) = task.operands
+def _sends(made: TiledProgram, task: Task) -> Iterator[Draft]:
+    source = task.operands[0]
     for rank in range(made.num_ranks):
-        for owner, part, to in _shares(made, task, rank):
-            if not to:
-                continue
+        for hop in range(1, made.num_ranks):
+            owner = (rank + hop) % made.num_ranks
+            part = made.part(task, owner)
             for one in tiles_within(task, rank, part):
                 region = region_within(task, one, part)
                 there = _local(region, part, rank * slab_rows(made, task))
-                writes = tuple(Access(partials_of(task.name), peer, there) for peer in to)
+                writes = (Access(partials_of(task.name), owner, there),)
                 needs = (made.makers(source, rank, region),)
                 reads = (_read(made, source, rank, region),)
                 yield Draft(rank, one.i_m, one.i_n, reads, writes, needs, owner)
 
 
-def _sums(made: Cut, task: Task) -> Iterator[Draft]:
-    (source,) = task.operands
+def _sums(made: TiledProgram, task: Task) -> Iterator[Draft]:
+    source, *others = task.operands
     is_for_all = made.is_symmetric(task)
     for rank, one, region in _cells(made, task, partial(made.part, task)):
-        owner = 0 if task.kind == "all_reduce" and not is_for_all else rank
         part, own = made.part(task, rank), _read(made, source, rank, region)
+        is_one_shot = task.engine == ONE_SHOT
+        owner = 0 if is_one_shot else rank
         order = [(owner + hop) % made.num_ranks for hop in range(made.num_ranks)]
         slabs = [_local(region, part, peer * slab_rows(made, task)) for peer in order]
         reads = tuple(
             own if summand == rank else Access(partials_of(task.name), rank, slab)
             for summand, slab in zip(order, slabs)
         )
+        reads += tuple(_read(made, other, rank, region) for other in others)
+        peers = [peer for peer in sorted(order) if peer != rank]
         sent = tuple(
-            made.number(task.name, SEND, summand, owner, one.i_m, one.i_n)
-            for summand in sorted(order)
-            if summand != rank
-        )
+            number
+            for peer in peers
+            for number in (
+                made.makers(source, peer, region) if is_one_shot
+                else (made.number(task.name, SEND, peer, rank, one.i_m, one.i_n),)
+            )
+        )  # fmt: skip
         writes = tuple(
             Access(task.name, to, _local(region, made.held(task.name, to)))
             for to in (range(made.num_ranks) if is_for_all else (rank,))
         )
-        needs = (made.makers(source, rank, region), sent)
+        needs = (*(made.makers(name, rank, region) for name in (source, *others)), sent)
         yield Draft(rank, one.i_m, one.i_n, reads, writes, needs, owner)

@@ -43,20 +43,20 @@ from typing import Any, ClassVar, Literal, overload
 import torch
 
 from weft.base import fields
-from weft.base.card import Op, Trial, calling, trials
+from weft.base.card import UNFUSED, Op, Trial, calling, sized, trials
 from weft.base.errors import ConfigError, ShapeError
 from weft.base.target import Target
 from weft.compiler import Shard, Tensor, frontend, layouts
 from weft.ir.task import Program
 from weft.ops import _baselines
-from weft.plan import call_cache, described, operations, problems
+from weft.plan import by_libraries, call_cache, described, operations, problems
 from weft.plan.attention_launches import GatheredAttention
+from weft.plan.choices import config_of
 from weft.runtime.world import World
 from weft.tiles import attention_blocking
 
 CE_PUSH, SM_PUSH = "ce_push", "sm_push"
 SPARE_SMS = 1  # that the persistent grid leaves free: `take` runs beside it
-MOST_D = 256  # the longest head
 KEYS = "tokens kv_heads d"
 FORMS = {"q": "tokens q_heads d", "k": KEYS, "v": KEYS, "cu_seqlens": "starts"}
 REFERENCE_ROWS = 4096  # scores of 128k keys are 2 GB then
@@ -102,11 +102,7 @@ class Problem(problems.Rows):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not 1 <= self.d <= MOST_D:
-            raise ShapeError(f"{self.op}: heads of d={self.d}; they have 1 to {MOST_D} elements")
-        if self.kv_heads < 1 or self.q_heads < 1 or self.q_heads % self.kv_heads:
-            told = f"q has {self.q_heads} heads, k and v have {self.kv_heads}"
-            raise ShapeError(f"{self.op}: {told}; each head of k serves as many of q, one at least")
+        attention_blocking.check_heads(self.op, self.q_heads, self.kv_heads, self.d)
 
     @property
     def group(self) -> int:
@@ -135,14 +131,13 @@ class Config:
     """How a call is done; every field is the same on all ranks.
 
     Units   tile_m: rows of a tile, of (token, head) pairs; pack: heads that share one; tile_n:
-            keys at a time; tile_k: the part of a head that is multiplied at a time; chunks: signals
-            per shard; pushers: programs that store, `block` elements at a time, then attend
+            keys at a time; chunks: signals per shard; pushers: programs that store, `block`
+            elements at a time, then attend
     """
 
     transport: str = CE_PUSH
     tile_m: int = 128
     tile_n: int = 64
-    tile_k: int = MOST_D
     pack: int = 1
     num_warps: int = 8
     num_stages: int = 2
@@ -153,8 +148,10 @@ class Config:
     def check(self, problem: Problem, target: Target) -> None:
         """Raises  ConfigError: a field that does not fit the problem or the target"""
         op = problem.op
-        fields.check_one_of(op, self, "transport", (CE_PUSH, SM_PUSH))
-        fields.check_powers_of_two(op, self, "tile_m", "tile_n", "tile_k", "block")
+        fields.check_one_of(op, self, "transport", (CE_PUSH, SM_PUSH, UNFUSED))
+        if self.transport == UNFUSED:
+            return
+        fields.check_powers_of_two(op, self, "tile_m", "tile_n", "block")
         fields.check_one_of(op, self, "num_warps", (1, 2, 4, 8, 16))
         most = programs_on(target)  # that wait for peers are all resident
         fields.check_ranges(op, self, num_stages=(1, 8), chunks=(1, 1024), pushers=(1, most))
@@ -168,7 +165,7 @@ class Config:
                 f"{op}: pack={self.pack}; heads of a tile share their keys, so it must divide "
                 f"{problem.group}, and be no more than tile_m={self.tile_m}"
             )
-        cut = attention_blocking.Cut(self.tile_m, self.tile_n, self.num_warps, self.num_stages)
+        cut = attention_blocking.Blocking(self.tile_m, self.tile_n, self.num_warps, self.num_stages)
         cut.check(op, problem.d, problem.itemsize, target)
 
     def grid(self, problem: Problem, target: Target) -> int:
@@ -187,7 +184,7 @@ def candidates(problem: Problem, target: Target) -> Iterator[Config]:
     cut = attention_blocking.forward(problem.d, problem.itemsize, target)
     # Where tokens fill no tile, heads do.
     is_packed = problem.rows < cut.m and problem.group <= cut.m
-    pack, tile_k = problem.group if is_packed else 1, cut.k or MOST_D
+    pack = problem.group if is_packed else 1
     is_emulated = target.backend == "emu"
     pushers = min(2, target.num_sms) if is_emulated else min(16, programs_on(target))
     is_alone = len(problem.nodes) > 1 or target.num_sms <= SPARE_SMS or problem.num_ranks == 1
@@ -196,7 +193,7 @@ def candidates(problem: Problem, target: Target) -> Iterator[Config]:
         most = 2 if is_emulated else 4 if transport == CE_PUSH else 16
         chunks = min(max(1, problem.rows // (1 if is_emulated else 256)), most)
         yield Config(
-            transport, cut.m, cut.n, tile_k, pack, cut.num_warps, cut.num_stages, chunks, pushers,
+            transport, cut.m, cut.n, pack, cut.num_warps, cut.num_stages, chunks, pushers,
             1024 if is_emulated else 4096,
         )  # fmt: skip
 
@@ -247,6 +244,10 @@ def ag_attention(
     given, rest = (q, k, v, cu_seqlens, out), (causal, scale, m, config)
     call = call_cache.find_call(world, Problem.op, given, rest, _make_call)
     world.operator_call(call.name, call.tensors)
+    if call.config.transport == UNFUSED and not call.problem.is_empty:
+        made, lse = by_libraries.attention(world, call.problem, q, k, v, cu_seqlens, scale)
+        out = made if out is None else out.copy_(made)
+        return (out, lse) if with_lse else out
     if out is None:
         out = torch.empty_like(q)
     lse = torch.empty(q.shape[:2], dtype=torch.float32, device=q.device)
@@ -262,7 +263,7 @@ def _make_call(
     problem = problem_of(world, q, k, v, cu_seqlens, causal, m)
     if out is not None:
         call_cache.check_out(Problem.op, out, q.shape, q.dtype, world)
-    config = config or next(candidates(problem, world.target))
+    config = config or config_of(world, problem)
     config.check(problem, world.target)
     return GatheredAttention(world, problem, config, scale)
 
@@ -278,8 +279,8 @@ def problem_of(
     sizes = layouts.bind_sizes(Problem.op, world, tensors, FORMS, {"cu_seqlens": torch.int32})
     starts, tokens, heads, d = (sizes.get(x, 1) for x in ("starts", "tokens", "kv_heads", "d"))
     if cu_seqlens is not None and starts < 2:
-        told = f"cu_seqlens has shape ({starts},); it must be [sequences + 1], of one at least"
-        raise ShapeError(f"{Problem.op}: {told}")
+        message = f"cu_seqlens has shape ({starts},); it must be [sequences + 1], of one at least"
+        raise ShapeError(f"{Problem.op}: {message}")
     problem = Problem(
         tokens * world.num_ranks if m is None else m, heads * d, world.num_ranks, str(q.dtype),
         problems.nodes_of(world), sizes["q_heads"], heads, d, causal, starts - 1,
@@ -291,9 +292,7 @@ def problem_of(
 def make_problem(
     num_ranks: int, shape: Mapping[str, int], dtype: str, nodes: tuple[int, ...] = ()
 ) -> Problem:
-    m, q_heads, kv_heads, d, sequences, causal = (shape[name] for name in SMALL)
-    heads = (q_heads, kv_heads, d)
-    return Problem(m, kv_heads * d, num_ranks, dtype, nodes, *heads, bool(causal), sequences)
+    return sized(Problem, num_ranks, {**shape, "n": shape["kv_heads"] * shape["d"]}, dtype, nodes)
 
 
 def make_inputs(problem: Problem, rank: int, seed: int = 0) -> dict[str, Any]:
@@ -343,7 +342,8 @@ op = Op(
     name="ag_attention", problem=Problem, config=Config, make_problem=make_problem,
     summary="out = softmax(q @ all_gather(k)^T) @ all_gather(v), causal, of packed sequences",
     make_inputs=make_inputs, reference=reference, run=run, candidates=candidates,
-    kernels=described.kernels_of(run, make_inputs, candidates), fake=fake, takes_nodes=True,
+    kernels=described.KernelsOf(run, make_inputs, candidates), fake=fake, takes_nodes=True,
+    unfused=(Config(UNFUSED),),
     program=program_of,
     baselines=_baselines.AG_ATTENTION, backward=("all_gather", "reduce_scatter"),
     default_shape={**SMALL, "m": 128, "q_heads": 4, "kv_heads": 2, "d": 32},

@@ -23,10 +23,12 @@ import torch
 
 from weft.base.card import Op, Trial, trials
 from weft.compiler import frontend
-from weft.compiler.gather_schedules import CE_PUSH, LL, Config, candidates, choose
+from weft.compiler.gather_schedules import CE_PUSH, LIBRARY, LL, Config, candidates, choose, predict
+from weft.ir.device import scales_of
 from weft.ops import _baselines
 from weft.plan import described, gathered, operations
-from weft.plan.call_cache import find_call
+from weft.plan.call_cache import by_layout, find_call
+from weft.plan.choices import config_of
 from weft.plan.gathered import Problem, make_inputs, problem_of
 from weft.plan.runner import is_as_recorded
 from weft.runtime.world import World
@@ -71,41 +73,34 @@ def ag_gemm(
         rows = m if out is None else m or out.shape[0]
         rest = {"m": rows, "scale_a": scale_a, "scale_b": scale_b, "config": config, "out": out}
         return operations.as_operation("ag_gemm", world, (a, b), **rest)
+    # A call that is recorded is another one, where no configuration is given.
+    rest = (m, config is None and is_as_recorded(world), config)
     tensors = (a, b, out, scale_a, scale_b)
-    return find_call(world, "ag_gemm", tensors, (m, config), _make_call, _key)(*tensors)
+    call = find_call(world, "ag_gemm", tensors, rest, _make_call, by_layout)
+    return call(out, **_named(a, b, scale_a, scale_b))
 
 
-def _key(world: World, tensors: Sequence[torch.Tensor | None], rest: tuple) -> tuple:
-    """What tells calls apart: `b` may be transposed; where tensors lie is no matter here.
-
-    A call that is recorded is another one, where no configuration is given.
-    """
-    a, b, *others = tensors
-    assert a is not None and b is not None
-    key = (
-        rest, rest[-1] is None and is_as_recorded(world), a.shape, a.stride(), a.dtype,
-        a.get_device(), b.shape, b.stride(), b.dtype, b.get_device(),
-    )  # fmt: skip
-    for one in others:
-        if one is None:
-            key += (None,)
-        else:
-            key += (type(one), one.shape, one.stride(), one.dtype, one.get_device())
-    return key
+def _named(a: Any, b: Any, scale_a: Any, scale_b: Any) -> dict[str, Any]:
+    """Tensors as the plan names its buffers."""
+    if scale_a is None:
+        return {"a": a, "b": b}
+    return {"a": a, "b": b, scales_of("a"): scale_a, scales_of("b"): scale_b}
 
 
 def _make_call(
     world: World, a: Any, b: Any, out: Any, scale_a: Any, scale_b: Any, m: int | None,
-    config: Config | None,
+    is_recorded: bool, config: Config | None,
 ) -> gathered.Call:  # fmt: skip
     problem = problem_of(world, a, b, m, out, scale_a, scale_b)
-    config = config or choose(problem, world.target, is_as_recorded(world))
-    return gathered.Call(world, problem, config, (a, b, scale_a, scale_b), program)
+    config = config or config_of(world, problem, is_recorded)
+    return gathered.Call(world, problem, config, _named(a, b, scale_a, scale_b), program)
 
 
 def run(world: World, problem: Problem, inputs: Mapping[str, Any], config: Config | None = None):
-    dtype = getattr(torch, problem.out_dtype)
-    out = torch.empty(problem.result, dtype=dtype, device=inputs["a"].device)
+    out = None
+    if problem.out_dtype != problem.dtype:
+        dtype = getattr(torch, problem.out_dtype)
+        out = torch.empty(problem.result, dtype=dtype, device=inputs["a"].device)
     return ag_gemm(**inputs, world=world, m=problem.m, config=config, out=out)
 
 
@@ -115,14 +110,16 @@ op = Op(
     summary="C[m, n] = all_gather(A over rows)[m, k] @ B[k, n]",
     problem=Problem,
     config=Config,
-    make_problem=gathered.make_problem,
     make_inputs=make_inputs,
     reference=reference,
     run=run,
     program=partial(gathered.traced, program),
     candidates=candidates,
     choose=choose,
-    kernels=described.kernels_of(run, make_inputs, candidates),
+    predict=predict,
+    # What libraries need is there when a call is first recorded.
+    may_differ=lambda eager, recorded: recorded in (eager, Config(transport=LIBRARY)),
+    kernels=described.KernelsOf(run, make_inputs, candidates),
     default_shape={"m": 256, "n": 256, "k": 256},
     smallest={"m": 32, "n": 16, "k": 16},
     smallest_config={"pushers": 1},

@@ -30,9 +30,9 @@ from typing import Any
 import torch
 
 from weft.base import fields
-from weft.base.card import Op, Trial, trials
+from weft.base.card import UNFUSED, Op, Trial, trials
 from weft.base.target import Target
-from weft.compiler import Shard, Tensor, frontend
+from weft.compiler import Shard, Tensor, frontend, schedules
 from weft.compiler.schedules import CE_PUSH, SM_PUSH
 from weft.ops import _baselines
 from weft.ops.moe_route import Routing
@@ -58,7 +58,7 @@ class Problem(grouped.Problem):
     """m tokens of k elements over all ranks; n columns of every expert on each rank."""
 
     op, rows_are = "ag_moe", "own tokens, as torch.chunk splits all"
-    transports, templates = (SM_PUSH, CE_PUSH), ("plain", "sm90")
+    transports, templates = (SM_PUSH, CE_PUSH, UNFUSED), ("plain", "sm90")
     program = staticmethod(program)
 
     def rows_of_x(self, rank: int) -> int:
@@ -74,7 +74,7 @@ class Problem(grouped.Problem):
 
 
 @dataclass(frozen=True)
-class Config(grouped.Config):
+class Config(schedules.Config):
     """How a call is done, as `Schedule` says; tile_m is the tables'."""
 
     pushers: int = 8
@@ -99,11 +99,6 @@ def _candidates(problem: Problem, target: Target) -> Iterator[Config]:
         yield from ways[::-1] if is_much and config.template == "sm90" else ways
 
 
-def choose(problem: Problem, target: Target) -> Config:
-    """The configuration to take when nothing was measured: a pure function of both."""
-    return next(candidates(problem, target))
-
-
 def ag_moe(
     x: torch.Tensor,
     b: torch.Tensor,
@@ -125,7 +120,7 @@ def ag_moe(
     """
     if operations.is_asked(x, b):
         return grouped.as_operation("ag_moe", world, x, b, routing, config, out)
-    return grouped.run(Problem, choose, world, x, b, routing, config, out)
+    return grouped.run(Problem, world, x, b, routing, config, out)
 
 
 problem_of = partial(grouped.problem_of, Problem)
@@ -146,5 +141,6 @@ op = Op(
     ),
     baselines=_baselines.AG_MOE,
     backward=("moe_rs", "all_gather"),
+    unfused=(Config(transport=UNFUSED),),
     **grouped.card(Problem, ag_moe, candidates),
 )

@@ -10,8 +10,6 @@ Plan, in channels (weft.tiles.move): channel l moves piece l of every shard
                  twice the bytes
     relay        own piece -> slots of near ranks, and of one partner on each other node, which
                  passes it on to its near ranks; then slot -> out
-    ring         own piece -> the next rank's slot; what comes from the rank before goes on to the
-                 next, until it has been everywhere; slot -> out on the way
     sm_pull      memory of all ranks -> out: x itself where it is symmetric, else what its rank has
                  staged (weft.tiles.fetch)
     ce_pull      _stage: own piece -> own slot, unless x is symmetric; _announce; copy engines:
@@ -20,8 +18,8 @@ Plan, in channels (weft.tiles.move): channel l moves piece l of every shard
 Own rows go from x to out in all of them.
 
 Signals (SET to the call's epoch e; each is waited for in the call that sets it)
-    rows_ready[src * channels + l]  piece l of src's shard is in this rank's slot (relay, ring). By
-                                 src, its partner on this node (relay), or the rank before (ring)
+    rows_ready[src * channels + l]  piece l of src's shard is in this rank's slot (relay). By src,
+                                 or its partner on this node
     rows_ready[src]              src's rows may be fetched (ce_pull). Set by src
     slot_free, epoch, ticket     the slot's; the last program moves them
 Pieces without rows are signalled too: a waiter need not know the sizes. Those of sm_push, ll and
@@ -29,7 +27,7 @@ sm_pull are the mailbox's (weft.tiles.mailboxes). When a call ends all ranks hav
 x.
 
 Limits  x is contiguous; ll, sm_pull and ce_pull need all ranks on one node
-Source  the design's section 4; NCCL's ring, and its LL protocol for packets
+Source  the design's section 4; NCCL's LL protocol for packets
 """
 
 from __future__ import annotations
@@ -46,12 +44,12 @@ from weft.compiler import layouts
 from weft.ops import _baselines
 from weft.plan import exchanges, operations
 from weft.plan.call_cache import check_shard, find_call, is_on_heap
-from weft.plan.exchanges import Config, Transport, candidates, choose, fake
+from weft.plan.exchanges import Config, Transport, candidates, fake
 from weft.plan.vectors import VECTOR_BYTES
 from weft.runtime.world import World
 from weft.tiles import copied, exchange, fetch, packets, relay
 
-__all__ = ["Config", "Problem", "all_gather", "candidates", "choose", "fake", "op"]
+__all__ = ["Config", "Problem", "all_gather", "candidates", "fake", "op"]
 
 GATHER = {"to_all": True, "sums": False}
 
@@ -70,7 +68,7 @@ class CopyEngine:
         self.replays = self.world.replays()
 
     def __call__(self, x: torch.Tensor, out: torch.Tensor) -> None:
-        slot = self.call.take_slot()
+        slot = self.call.acquire_slot()
         self.replays.run(
             (slot.number, x.data_ptr(), out.data_ptr()), lambda: self._queue(slot, x, out)
         )
@@ -110,7 +108,6 @@ class Problem(exchanges.Problem):
     transports = {
         "sm_push": Transport((exchange.push,), True, GATHER),
         "relay": Transport((relay.relay_rows,), True),
-        "ring": Transport((relay.ring_rows,), True),
         "ll": Transport((packets.push_packets,), constants=GATHER),
         "sm_pull": Transport((fetch.pull,), constants=GATHER),
         "ce_pull": Transport(

@@ -43,12 +43,12 @@ from weft.ops.reduce_scatter import Problem as Scatter
 from weft.ops.reduce_scatter import reduce_scatter
 from weft.plan import exchanges, operations
 from weft.plan.call_cache import find_call
-from weft.plan.exchanges import Config, Transport, candidates, choose, fake
+from weft.plan.exchanges import Config, Transport, candidates, fake
 from weft.plan.problems import sum_over_ranks
 from weft.runtime.world import World
 from weft.tiles import exchange, fetch, move, packets
 
-__all__ = ["Config", "Problem", "all_reduce", "candidates", "choose", "fake", "op"]
+__all__ = ["Config", "Problem", "all_reduce", "candidates", "fake", "op"]
 
 ONE_SHOT = {"to_all": True, "sums": True}
 # From here on sums are relayed between nodes; not measured, for want of a network.

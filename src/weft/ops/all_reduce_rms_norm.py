@@ -25,7 +25,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache, partial
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -42,7 +42,8 @@ from weft.ir.task import LL, Program
 from weft.ops import _baselines
 from weft.plan import described, operations, tuning_table
 from weft.plan.call_cache import find_call
-from weft.plan.problems import Rows, make_problem, nodes_of, random_rows, sum_over_ranks
+from weft.plan.choices import config_of
+from weft.plan.problems import Rows, nodes_of, random_rows, sum_over_ranks
 from weft.plan.runner import PlanRunner
 from weft.runtime.world import World
 from weft.tiles import rows
@@ -176,7 +177,7 @@ class _Call:
         layouts.bind_sizes(Problem.op, world, tensors, FORMS, {})
         (m, n), target, nodes = x.shape, world.target, nodes_of(world)
         problem = Problem(m, n, world.num_ranks, str(x.dtype), nodes)
-        config = config or next(candidates(problem, target))
+        config = config or config_of(world, problem)
         config.check(problem, target)
         self.name = f"{problem.op} m={m},n={n} {problem.dtype} eps={eps} {config}"
         self.runner = None
@@ -215,12 +216,11 @@ op = Op(
     summary="normed, total of sum(x over ranks) + residual, on every rank",
     problem=Problem,
     config=Config,
-    make_problem=partial(make_problem, Problem),
     make_inputs=make_inputs,
     reference=reference,
     run=run,
     candidates=candidates,
-    kernels=described.kernels_of(run, make_inputs, candidates),
+    kernels=described.KernelsOf(run, make_inputs, candidates),
     default_shape={"m": 64, "n": 256},
     # Rows of one length, so one kernel. What lies in a slot has other places in calls of other
     # sizes, so credits show; and packets of a call without its end are stale in the next.

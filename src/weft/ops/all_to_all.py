@@ -46,7 +46,7 @@ from weft.compiler import layouts
 from weft.ops import _baselines
 from weft.plan import exchanges, operations
 from weft.plan.call_cache import find_call
-from weft.plan.exchanges import Config, Transport, candidates, choose
+from weft.plan.exchanges import Config, Transport, candidates
 from weft.plan.problems import random_rows
 from weft.runtime.world import World
 from weft.tiles import exchange, fetch, move, packets
@@ -60,7 +60,7 @@ from weft.tiles.splits import (
     exchange_by_splits,
 )
 
-__all__ = ["Config", "Problem", "all_to_all", "candidates", "choose", "fake", "op"]
+__all__ = ["Config", "Problem", "all_to_all", "candidates", "fake", "op"]
 
 EXCHANGE = {"to_all": False, "sums": False}
 # Up to so many bytes a rank, variable splits are pushed, though push's slots are larger.
@@ -108,7 +108,7 @@ class _CallBySplits(exchanges.Call):
 
     def _launch(self, x: Any, out: Any, **more: Any) -> None:
         errors = _error_word(self.world)
-        self.launch(exchange_by_splits, self.config, self.take_slot(), x, out, errors=errors,
+        self.launch(exchange_by_splits, self.config, self.acquire_slot(), x, out, errors=errors,
                     **more)  # fmt: skip
 
 
@@ -294,13 +294,6 @@ def _check_splits(splits: torch.Tensor, world: World) -> None:
         raise DtypeError(f"all_to_all: splits are {splits.dtype}; pass splits.to(torch.int64)")
 
 
-def make_problem(
-    num_ranks: int, shape: Mapping[str, int], dtype: str, nodes: tuple[int, ...] = ()
-) -> Problem:
-    variable = bool(shape.get("variable", 0))
-    return Problem(shape["m"], shape["n"], num_ranks, dtype, nodes, variable)
-
-
 def make_inputs(problem: Problem, rank: int, seed: int = 0) -> dict[str, torch.Tensor]:
     """One rank's random tensors on the CPU: the same for one seed on every machine."""
     inputs = {"x": random_rows(problem, rank, problem.m, seed)}
@@ -328,7 +321,6 @@ op = exchanges.card(
     reference,
     run,
     fake=fake,
-    make_problem=make_problem,
     make_inputs=make_inputs,
     summary="out = rows for this rank of x of every rank",
     default_shape={"m": 256, "n": 256, "variable": 0},

@@ -8,16 +8,14 @@ rank that has any, rounded once; the token's rank adds these up in fp32. Experts
 order, so both sums are in the order of experts, whatever comes first: results are the same bits in
 every run.
 
-Plan, `sm_push`: one kernel on each rank, in channels (weft.tiles.experts)
+Plan: one kernel on each rank, in channels (weft.tiles.experts)
     add      slots of each rank's tokens, rank + 1's first and own last -> that rank's `shares`,
              some tokens at a time; and a word
     collect  when all ranks' words of this channel are here: own tokens' shares -> out
-A share lies where its rank and its token's number say. `ll`: the same, but shares travel with
-their flag, at twice the bytes, and need no word.
+A share lies where its rank and its token's number say.
 
 Signals (SET to the call's epoch e; each is waited for in the call that sets it)
-    shares_ready[src * channels + l]  what channel l of rank src has for this rank is here. By src;
-                                      not of packets
+    shares_ready[src * channels + l]  what channel l of rank src has for this rank is here. By src
     slot_free, epoch, ticket       the slot's; the last program moves them
 Ranks without tokens signal too.
 
@@ -28,24 +26,24 @@ Source  the design's section 4; DeepEP's combine for the idea
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import partial
 from typing import Any
 
 import torch
 from torch.autograd.graph import increment_version
 
-from weft.base.card import Op, Trial
+from weft.base.card import UNFUSED, Op, Trial
 from weft.base.errors import ShapeError
 from weft.base.providers import provider
 from weft.compiler import layouts
 from weft.compiler.experts import Routing, Tables
 from weft.ops import _baselines
-from weft.plan import expert_parallel, operations
+from weft.ops.ep_dispatch import Problem as Dispatch
+from weft.plan import by_libraries, expert_parallel, operations
 from weft.plan.call_cache import check_out
 from weft.plan.expert_parallel import Config, Handle
 from weft.plan.expert_parallel import candidates as candidates
-from weft.plan.expert_parallel import choose as choose
 from weft.plan.launches import Start
 from weft.plan.problems import random_rows
 from weft.plan.routing import random_tables
@@ -120,15 +118,19 @@ def _combine(
         check_out("ep_combine", out, (own, problem.n), y.dtype, world)
         increment_version((out,))
     config = expert_parallel.begin(world, problem, config, f"weighted={weighted}")
-    if not problem.is_empty:
+    if config.transport == UNFUSED and not problem.is_empty:
+        by_libraries.sums_of_slots(world, problem, y, out, tables)
+    elif not problem.is_empty:
         _rows(world, problem, config, y, out, tables).run()
     return out
 
 
 def _rows(world: Any, problem: Problem, config: Config, y: Any, out: Any, tables: Tables) -> Start:
-    memory = expert_parallel.memory_of(problem, config, "shares_ready", shares=problem.row_bytes)
-    slot = world.workspace(f"ep_combine.{config.transport}", *memory)
-    shares = slot.shares if config.by_packets else slot.shares.view(problem.torch_dtype)
+    shared, signals = expert_parallel.memory_of(
+        problem, config, "shares_ready", shares=problem.row_bytes
+    )
+    slot = world.workspace("ep_combine", signals=signals, shared=shared)
+    shares = slot.shares.view(problem.torch_dtype)
     # How many elements are read and written together.
     width = width_of(problem.row_bytes, y, out)
     tile = config.extents(problem, elements_in_vector(width, problem.itemsize))
@@ -136,7 +138,7 @@ def _rows(world: Any, problem: Problem, config: Config, y: Any, out: Any, tables
         experts.ep_combine_rows, (config.grid(problem), 1, 1),
         (y, out, shares, tables.ids, tables.slot_of, tables.weight_of, slot.shares_ready,
          slot.arg, problem.n, problem.split(len(out)), tile.as_constexpr(), world.arg,
-         config.by_packets, problem.weighted),
+         problem.weighted),
         config.options(world.target),
     )  # fmt: skip
 
@@ -226,7 +228,8 @@ def shaped_inputs(problem: Problem, rank: int) -> dict[str, torch.Tensor]:
 def run(
     world: World, problem: Problem, inputs: Mapping[str, torch.Tensor], config: Config | None = None
 ) -> torch.Tensor:
-    handle = Handle(Routing.of(inputs, problem.tile_m).tables, problem)
+    sizes = {one.name: getattr(problem, one.name) for one in fields(expert_parallel.Problem)}
+    handle = Handle(Routing.of(inputs, problem.tile_m).tables, Dispatch(**sizes))
     weighted = problem.weighted
     return ep_combine(inputs["y"], handle, world=world, weighted=weighted, config=config)
 

@@ -13,22 +13,18 @@ A row travels once to each rank that has any of its token's experts, not once fo
 experts need are made there, at the memory's speed, by the pass that also sorts them. Rows lie where
 their rank and their number say until then, so nobody has to be told a place.
 
-Plan, `sm_push`: two kernels on each rank, on one slot
+Plan: two kernels on each rank, on one slot
     tables   moe_route's plan without the choosing: each rank tells every rank its tokens' choices,
              and how many each expert has; sums of counts are places, so no slot is given out by
              arrival. Choices that are wrong become none, and the last program says so
     rows     by channel: own tokens, some at a time -> `gathered` of each rank that needs them, and
              a word; then for each source, own first, when its word is here: rows -> slots
-`ll`: the same, but rows travel with their flag, at twice the bytes, and need no word: what a rank
-waits for it knows by the tables; a rank gets no packet where no row is for it.
-With a handle the tables are there, and the second kernel is all. Before `sm_push` the first one
-waits for no credits: a rank that has sent the rows of a call is done with its choices, and all send
-a word.
+With a handle the tables are there, and the second kernel is all. The first one waits for no
+credits: a rank that has sent the rows of a call is done with its choices, and all send a word.
 
 Signals (SET to the call's epoch e; each is waited for in the call that sets it)
     routed[src * blocks + b]     choices of block b of rank src are here, with their counts. By src
-    rows_ready[src * channels + c]  what channel c of rank src has for this rank is here. By src;
-                                 not of packets
+    rows_ready[src * channels + c]  what channel c of rank src has for this rank is here. By src
     slot_free, epoch, ticket     the slot's; the last program of `rows` moves them
 Ranks without tokens signal too.
 
@@ -41,7 +37,6 @@ Source  the design's section 4; DeepEP's dispatch for the idea, docs/decisions/0
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -49,21 +44,20 @@ from typing import Any, NamedTuple
 
 import torch
 
-from weft.base.card import Op, Trial
+from weft.base.card import UNFUSED, Op, Trial
 from weft.base.dtypes import DTYPES
 from weft.base.errors import DtypeError, ShapeError
 from weft.base.providers import provider
 from weft.compiler import layouts
 from weft.compiler.experts import Tables
 from weft.ops import _baselines
-from weft.plan import expert_parallel, operations
+from weft.plan import by_libraries, expert_parallel, operations
 from weft.plan.expert_parallel import Config, Handle
 from weft.plan.expert_parallel import candidates as candidates
-from weft.plan.expert_parallel import choose as choose
 from weft.plan.launches import Start
 from weft.plan.problems import nodes_of, random_rows
 from weft.plan.routing import random_choices, tables_of
-from weft.plan.vectors import PACKET_BYTES, as_words, power_of_two, width_of, words_in_vector
+from weft.plan.vectors import as_words, power_of_two, width_of, words_in_vector
 from weft.runtime.world import World
 from weft.tiles import choices
 from weft.tiles import experts as ep
@@ -104,10 +98,6 @@ class Problem(expert_parallel.Problem):
 
     op = "ep_dispatch"
     dtypes = tuple(DTYPES)
-
-    @property
-    def packed_bytes(self) -> int:
-        return math.gcd(self.row_bytes, self.scale_bytes)
 
 
 class Dispatched(NamedTuple):
@@ -178,7 +168,14 @@ def _dispatch(
             _tables(world, problem, config, slot, ids, made).run()
     sent = [rows] if scales is None else [rows, scales]
     got = [one.new_empty(problem.capacity, one.shape[1]) for one in sent]
-    if slot is not None:
+    if slot is not None and config.transport == UNFUSED:
+        # Without columns, the launch behind that of the tables gives the slot back.
+        none = [one[:, :0] for one in (rows, got[0])]
+        alone = replace(problem, n=0, scale_bytes=0)
+        _rows(world, alone, config, slot, none[:1], none[1:], handle.tables, False).run()
+        for one, out in zip(sent, got, strict=True):
+            by_libraries.rows_of_slots(world, problem, one, out, handle.tables)
+    elif slot is not None:
         _rows(world, problem, config, slot, sent, got, handle.tables, clear).run()
     elif clear:
         for one in got:
@@ -198,8 +195,8 @@ def _slot_of(world: Any, problem: Problem, config: Config) -> Any:
         problem, config, "rows_ready", gathered=problem.row_bytes, scales=problem.scale_bytes
     )
     buffers, signals = blocks.memory
-    arrays |= {**buffers, "wrong": ((blocks.count,), torch.int32)}
-    return world.workspace(f"ep_dispatch.{config.transport}", arrays, words | signals)
+    buffers = {**buffers, "wrong": ((blocks.count,), torch.int32)}
+    return world.workspace("ep_dispatch", buffers, words | signals, shared=arrays)
 
 
 def _tables(world: Any, problem: Problem, config: Config, slot: Any, ids: Any, made: Any) -> Start:
@@ -212,7 +209,7 @@ def _tables(world: Any, problem: Problem, config: Config, slot: Any, ids: Any, m
     return Start(
         choices.ep_dispatch_tables, (min(config.channels, MOST_PROGRAMS, blocks.count), 1, 1),
         (ids, made, heard, errors, slot.arg, blocks.tokens, blocks.cut, problem.split(len(ids)),
-         world.arg, config.by_packets),
+         world.arg),
         {"num_warps": config.num_warps},
     )  # fmt: skip
 
@@ -225,13 +222,8 @@ def _rows(
     moved, tiles = [None, None], [None, None]
     arrays = ((slot.gathered, problem.row_bytes), (slot.scales, problem.scale_bytes))
     for i, (x, out, (gathered, size)) in enumerate(zip(sent, got, arrays)):
-        if config.by_packets:
-            width = PACKET_BYTES
-            x = x.clone() if width_of(width, x) < width else x
-            words = (*as_words(width, x, out), gathered)
-        else:
-            width = width_of(size, x, out)
-            words = as_words(width, x, out, gathered)
+        width = width_of(size, x, out)
+        words = as_words(width, x, out, gathered)
         moved[i] = ep.Rows(*words, count := size // min(width, 8))
         tile = config.extents(problem, words_in_vector(width))
         if i:  # scales may be few
@@ -240,7 +232,7 @@ def _rows(
     return Start(
         ep.ep_dispatch_rows, (config.grid(problem), 1, 1),
         (*moved, tables.ids, tables.slot_of, tables.token_of, slot.rows_ready, slot.arg,
-         problem.split(len(sent[0])), *tiles, world.arg, config.by_packets, clear),
+         problem.split(len(sent[0])), *tiles, world.arg, clear),
         config.options(world.target),
     )  # fmt: skip
 
@@ -355,12 +347,6 @@ def _by_choice(slot_of: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
 # The card
 
 
-def make_problem(kind: Any, *given: Any) -> Problem:
-    shape = given[1]
-    more = {"again": shape.get("again", 0), "scale_bytes": 4 * shape.get("scales", 0)}
-    return expert_parallel.make_problem(kind, *given, **more)
-
-
 def make_inputs(problem: Problem, rank: int, seed: int = 0) -> dict[str, torch.Tensor]:
     """One rank's random tokens and choices on the CPU: the same for one seed on every machine."""
     own = problem.own_tokens(rank)
@@ -410,6 +396,5 @@ op = Op(
     baselines=_baselines.EP_DISPATCH,
     fake=fake,
     backward=("ep_combine",),
-    **{**expert_parallel.card(Problem, run, make_inputs, make_inputs),
-       "make_problem": partial(make_problem, Problem)},
-)  # fmt: skip
+    **expert_parallel.card(Problem, run, make_inputs, make_inputs),
+)

@@ -31,7 +31,7 @@ rank, and the split-k partials of a tile are merged by weights, not added
 (docs/decisions/019-parts-that-merge-by-weight.md). Hooks and kernel are in
 weft.tiles.attention_merge.
 
-Limits  tensors are contiguous; d up to MOST_COLUMNS; ll needs all ranks on one node
+Limits  tensors are contiguous; d up to 256; ll needs all ranks on one node
 Source  flash-decode (Dao et al. 2023); its split over ranks: Triton-distributed (ByteDance 2025)
 """
 
@@ -39,19 +39,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import ceil
 from typing import Any
 
 import torch
 
 from weft.base import fields
-from weft.base.card import Op, Trial, calling
-from weft.base.errors import ConfigError, ShapeError
+from weft.base.card import UNFUSED, Op, Trial, calling
+from weft.base.errors import ConfigError
 from weft.base.target import Target
 from weft.compiler import layouts
 from weft.ops import _baselines
-from weft.plan import call_cache, described, operations, problems, tuning_table
+from weft.plan import by_libraries, call_cache, described, operations, problems, tuning_table
 from weft.plan.attention_launches import MergedDecode
+from weft.plan.choices import config_of
 from weft.runtime.world import World
 from weft.tiles import attention_blocking, attention_decode
 
@@ -99,14 +99,7 @@ class Problem(problems.Rows):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        most = attention_decode.MOST_COLUMNS
-        if self.kv_heads < 1 or self.heads < 1 or self.heads % self.kv_heads:
-            raise ShapeError(
-                f"{self.op}: {self.heads} query heads over {self.kv_heads} heads of the cache; "
-                "they must be a multiple"
-            )
-        if not 1 <= self.k <= most:
-            raise ShapeError(f"{self.op}: heads of {self.k} elements; it takes 1 to {most}")
+        attention_blocking.check_heads(self.op, self.heads, self.kv_heads, self.k)
 
     @property
     def group(self) -> int:
@@ -117,11 +110,6 @@ class Problem(problems.Rows):
         return self.k**-0.5
 
     @property
-    def row_of_head(self) -> int:
-        """Bytes of a key's, or a query's, part in one head."""
-        return self.k * self.itemsize
-
-    @property
     def partial_bytes(self) -> int:
         """What a rank sends to each other one."""
         return self.m * self.heads * (self.k + 1) * 4
@@ -130,11 +118,6 @@ class Problem(problems.Rows):
     def flops(self) -> int:
         """Of one rank with full caches."""
         return 4 * self.m * self.heads * self.n * self.k
-
-    @property
-    def cache_bytes(self) -> int:
-        """Keys and values of one rank, when all are full."""
-        return 2 * self.m * self.n * self.kv_heads * self.k * self.itemsize
 
 
 @dataclass(frozen=True)
@@ -152,7 +135,7 @@ class Config:
     def check(self, problem: Problem, target: Target) -> None:
         """Raises  ConfigError: a field that does not fit the problem"""
         op = problem.op
-        fields.check_one_of(op, self, "transport", (LL, SM_PUSH))
+        fields.check_one_of(op, self, "transport", (LL, SM_PUSH, UNFUSED))
         fields.check_powers_of_two(op, self, "tile_m", "tile_n")
         fields.check_one_of(op, self, "num_warps", (1, 2, 4, 8, 16))
         fields.check_ranges(op, self, num_stages=(1, 8), splits=(1, 1 << 16))
@@ -163,7 +146,7 @@ class Config:
             )
 
     def tiles(self, problem: Problem) -> int:
-        return problem.m * problem.kv_heads * ceil(problem.group / self.tile_m)
+        return problem.m * problem.heads // attention_decode.pack_of(problem.group, self.tile_m)
 
     def grid(self, problem: Problem, target: Target) -> int:
         """Programs, which wait for other ranks': all of them are resident."""
@@ -205,17 +188,23 @@ def flash_decode(
     Sync    stream-ordered on the current stream; can be recorded; lengths are read on the device
     Raises  ShapeError, DtypeError, ConfigError: with the values; CallOrderError: ranks that differ
     """
-    if operations.is_autocast():
-        q, k_cache, v_cache = operations.cast((q, k_cache, v_cache))
+    given = (q, k_cache, v_cache)
     scale = None if scale is None else float(scale)
-    tensors = (q, k_cache, v_cache, lengths, block_table)
+    if operations.is_asked(*given):
+        return operations.as_operation(
+            "flash_decode", world, (*given, lengths), scale=scale, block_table=block_table,
+            out=out, config=config,
+        )  # fmt: skip
+    tensors = (*given, lengths, block_table)
     call = call_cache.find_call(world, "flash_decode", tensors, (scale, config), _make_call)
     if out is None:
         out = torch.empty_like(q)
     else:
         call_cache.check_out("flash_decode", out, q.shape, q.dtype, world)
     world.operator_call(call.name, call.tensors)
-    if call.problem.m:
+    if call.problem.m and call.config.transport == UNFUSED:
+        out.copy_(by_libraries.decode(world, call.problem, *tensors, call.scale))
+    elif call.problem.m:
         call.launch(world, (*tensors, out))
     return out
 
@@ -225,21 +214,22 @@ def _make_call(
     scale: float | None, config: Config | None,
 ) -> MergedDecode:  # fmt: skip
     problem = problem_of(world, q, k_cache, v_cache, lengths, block_table)
-    config = config or next(candidates(problem, world.target))
+    config = config or config_of(world, problem)
     config.check(problem, world.target)
     return MergedDecode(world, problem, config, problem.scale if scale is None else scale)
 
 
 def problem_of(
-    world: World, q: Any, k_cache: Any, v_cache: Any, lengths: Any, table: Any = None
+    world: World, q: Any, k_cache: Any, v_cache: Any, lengths: Any, block_table: Any = None
 ) -> Problem:
     """The problem that these tensors are.
 
     Raises  ShapeError, DtypeError: tensors that do not fit together, or the world
     """
-    tensors = dict(zip(FORMS, (q, k_cache, v_cache, lengths, table), strict=True))
+    given = (q, k_cache, v_cache, lengths, block_table)
+    tensors = dict(zip(FORMS, given, strict=True))
     # Without pages each sequence has its own rows of the cache.
-    cache = {} if table is not None else dict.fromkeys(
+    cache = {} if block_table is not None else dict.fromkeys(
         ("k_cache", "v_cache"), "batch page kv_heads d"
     )  # fmt: skip
     integers = dict.fromkeys(("lengths", "block_table"), torch.int32)
@@ -248,16 +238,7 @@ def problem_of(
     return Problem(
         sizes["batch"], page * sizes.get("width", 1), world.num_ranks, str(q.dtype),
         problems.nodes_of(world), sizes["d"], sizes["heads"], sizes["kv_heads"],
-        page=0 if table is None else page,
-    )  # fmt: skip
-
-
-def make_problem(
-    num_ranks: int, shape: Mapping[str, int], dtype: str, nodes: tuple[int, ...] = ()
-) -> Problem:
-    return Problem(
-        shape["m"], shape["n"], num_ranks, dtype, nodes, shape["k"], shape["heads"],
-        shape["kv_heads"], bool(shape["variable"]),
+        page=0 if block_table is None else page,
     )  # fmt: skip
 
 
@@ -297,12 +278,12 @@ op = Op(
     summary="attention of one query a sequence over keys that all ranks have parts of",
     problem=Problem,
     config=Config,
-    make_problem=make_problem,
     make_inputs=make_inputs,
     reference=reference,
     run=run,
     candidates=candidates,
-    kernels=described.kernels_of(run, make_inputs, candidates),
+    unfused=(Config(UNFUSED),),
+    kernels=described.KernelsOf(run, make_inputs, candidates),
     default_shape={"m": 4, "n": 64, "k": 32, "heads": 8, "kv_heads": 2, "variable": 1},
     smallest={"m": 1, "n": 20, "k": 16, "heads": 2, "kv_heads": 1},
     smallest_config={"splits": 1},

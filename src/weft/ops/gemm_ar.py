@@ -25,11 +25,13 @@ import torch
 from weft.base.card import Op, Trial, calling, trials
 from weft.base.target import Target
 from weft.compiler import frontend
+from weft.compiler.buckets import by_bucket
 from weft.compiler.schedules import LIBRARY, SM_PUSH, Config, by_packets, fused
 from weft.ops import _baselines
-from weft.ops.all_reduce import all_reduce
-from weft.plan import nccl, operations, summed
-from weft.plan.call_cache import find_call
+from weft.ops.all_reduce import Problem as AllReduce
+from weft.plan import operations, summed
+from weft.plan.call_cache import by_layout, find_call
+from weft.plan.choices import config_of
 from weft.runtime.world import World
 
 # Rows up to which packets carry tiles in the product's launch. On 2 x H200, recorded, four layers,
@@ -52,19 +54,12 @@ def reference(problem: Problem, inputs: Sequence[Mapping[str, Any]]) -> list[tor
     return [total for _ in inputs]
 
 
-def sum_unfused(world: World, transport: str, product: Any, a: Any, b: Any, out: Any) -> None:
-    if transport == LIBRARY:
-        nccl.all_reduce(world, torch.mm(a, b, out=out), out)
-    else:
-        all_reduce(product(a, b), world=world, out=out)
-
-
 class Problem(summed.Problem):
     """m rows, n columns, and k of each rank; every rank's result is all of it."""
 
     op = "gemm_ar"
-    transports = (SM_PUSH, "one_shot_ll", "two_shot_ll", UNFUSED)
-    program, sum_unfused = staticmethod(program), staticmethod(sum_unfused)
+    transports = (SM_PUSH, "one_shot_ll", "two_shot_ll", UNFUSED, LIBRARY)
+    program, unfused = staticmethod(program), AllReduce
 
     def result_rows(self, rank: int) -> tuple[int, int]:
         return 0, self.m
@@ -84,12 +79,12 @@ def candidates(problem: Problem, target: Target) -> Iterator[Config]:
         order = (unfused, large) if problem.rows < FUSED_ROWS else (large, unfused)
     for kind in order:
         yield from kind
-    if target.backend == "cuda" and problem.is_even:
+    if problem.can_use_library(target):
         yield Config(transport=LIBRARY)
 
 
-def choose(problem: Problem, target: Target) -> Config:
-    """The configuration to take when nothing was measured: a pure function of both."""
+@by_bucket
+def choose(problem: Problem, target: Target, is_recorded: bool = False) -> Config:
     return next(candidates(problem, target))
 
 
@@ -112,13 +107,13 @@ def gemm_ar(
     """
     if operations.is_asked(a, b):
         return operations.as_operation("gemm_ar", world, (a, b), config=config, out=out)
-    return find_call(world, "gemm_ar", (a, b, out), (config,), _make_call)(out, a=a, b=b)
+    call = find_call(world, "gemm_ar", (a, b, out), (config,), _make_call, by_layout)
+    return call(out, a=a, b=b)
 
 
 def _make_call(world: World, a: Any, b: Any, out: Any, config: Any) -> summed.Call:
     problem = problem_of(world, a, b, out)
-    chosen = config or choose(problem, world.target)
-    return summed.Call(world, problem, chosen, {"a": a, "b": b})
+    return summed.Call(world, problem, config or config_of(world, problem), {"a": a, "b": b})
 
 
 problem_of = partial(summed.problem_of, Problem)
@@ -130,13 +125,13 @@ op = Op(
     problem=Problem,
     reference=reference,
     candidates=candidates,
+    choose=choose,
     trials=(
         *trials({"m": 56, "n": 24, "k": 16}),
         # More tiles than one to a rank, of which the last has no rows.
         Trial((2,), {"m": 70, "n": 40, "k": 16}, SM_PUSH),
         # Steps of k enough for programs to share tiles, their first as well as their last.
-        Trial((2,), {"m": 20, "n": 40, "k": 80}, "one_shot_ll"),
-        Trial((2,), {"m": 20, "n": 40, "k": 80}, "two_shot_ll"),
+        *(Trial((2,), {"m": 20, "n": 40, "k": 80}, one) for one in ("one_shot_ll", "two_shot_ll")),
     ),
     awkward_shapes=(
         (4, {"m": 100, "n": 96, "k": 64}),

@@ -24,18 +24,20 @@ import torch
 
 from weft.base.card import Op, Trial, calling, trials
 from weft.base.target import Target
-from weft.compiler import frontend
-from weft.compiler.schedules import CE_PUSH, LIBRARY, SM_PUSH, Config, fused
+from weft.compiler import frontend, schedules
+from weft.compiler.buckets import by_bucket
+from weft.compiler.schedules import CE_PUSH, LIBRARY, SM_PUSH, Config, fused, predict
 from weft.ops import _baselines
-from weft.ops.reduce_scatter import reduce_scatter
-from weft.plan import nccl, operations, summed
-from weft.plan.call_cache import find_call
+from weft.ops.reduce_scatter import Problem as ReduceScatter
+from weft.plan import operations, summed
+from weft.plan.call_cache import by_layout, find_call
+from weft.plan.choices import config_of
+from weft.plan.runner import is_as_recorded
 from weft.runtime.world import World
 
 # Rows of a rank that fill tiles (2 x H200, 256 rows, n 8192, k 2048: 52 us, unfused 54).
-FUSED_ROWS = 128
-UNFUSED = "reduce_scatter"
-CHUNKS = {0: {"chunks": 2}, 2: {"chunks": 1}}  # of a trial's calls by size
+FUSED_ROWS, UNFUSED = 128, "reduce_scatter"
+CHUNKS = {0: {"chunks": 2}, 2: {"chunks": 1}}  # by size
 
 
 def program(a: Any, b: Any) -> Any:
@@ -48,19 +50,12 @@ def reference(problem: Problem, inputs: Sequence[Mapping[str, Any]]) -> list[tor
     return [total[slice(*problem.shard(rank))] for rank in range(problem.num_ranks)]
 
 
-def sum_unfused(world: World, transport: str, product: Any, a: Any, b: Any, out: Any) -> None:
-    if transport == LIBRARY:
-        nccl.reduce_scatter(world, torch.mm(a, b), out)
-    else:
-        reduce_scatter(product(a, b), world=world, out=out)
-
-
 class Problem(summed.Problem):
     """m rows over all ranks, n columns and k of each rank; a rank's result is its shard."""
 
     op = "gemm_rs"
-    transports = (SM_PUSH, CE_PUSH, UNFUSED)
-    program, sum_unfused = staticmethod(program), staticmethod(sum_unfused)
+    transports = (SM_PUSH, CE_PUSH, UNFUSED, LIBRARY)
+    program, unfused = staticmethod(program), ReduceScatter
 
     def result_rows(self, rank: int) -> tuple[int, int]:
         return self.shard(rank)
@@ -68,19 +63,22 @@ class Problem(summed.Problem):
 
 def candidates(problem: Problem, target: Target) -> Iterator[Config]:
     """Configurations worth measuring, the one to take unmeasured first."""
+    kinds = [fused(problem, target), [Config(transport=UNFUSED)]]
     is_small = problem.rows < FUSED_ROWS and target.backend != "emu"
-    unfused, found = [Config(transport=UNFUSED)], fused(problem, target)
-    is_behind = is_small or len(problem.nodes) > 1
-    for kind in (unfused, found) if is_behind else (found, unfused):
+    for kind in reversed(kinds) if is_small or len(problem.nodes) > 1 else kinds:
         yield from kind
-    if target.backend == "cuda" and problem.is_even:
+    if problem.can_use_library(target):
         yield Config(transport=LIBRARY)
 
 
+@by_bucket
 def choose(problem: Problem, target: Target, is_recorded: bool = False) -> Config:
-    """The configuration to take when nothing was measured: a pure function of these."""
-    found = candidates(problem, target)
-    return next(one for one in found if not (is_recorded and one.transport == CE_PUSH))
+    """What nothing was measured of: copies by engines cannot be recorded."""
+    refused = CE_PUSH if is_recorded else None
+    way = next(one for one in candidates(problem, target) if one.transport != refused)
+    us = predict(problem, target, way) if way.is_fused else None
+    pays = schedules.pays(us, problem, target, UNFUSED, is_recorded)
+    return way if pays else Config(transport=UNFUSED)
 
 
 def gemm_rs(
@@ -98,27 +96,25 @@ def gemm_rs(
     Shapes  a: [m, k], contiguous; b: [k, n], contiguous or a transposed [n, k]; out: [rows of this
             rank, n], rows split as torch.chunk splits m
     Dtypes  all alike, float16, bfloat16 or float32; sums in fp32, other ranks' shares rounded once
-    Sync    stream-ordered on the current stream; can be recorded, but not where the configuration
-            says transport="ce_push": a recorded call that names none takes another, and so do all
-            where torch.use_deterministic_algorithms says so
+    Sync    stream-ordered on the current stream; can be recorded, but not with config= of
+            transport="ce_push": without config= recorded calls, and all calls under
+            torch.use_deterministic_algorithms, take another
     Raises  ShapeError, DtypeError, ConfigError: with the values; CallOrderError: ranks that differ
             UsageError: a configuration that cannot be recorded
     """
     if operations.is_asked(a, b):
         return operations.as_operation("gemm_rs", world, (a, b), config=config, out=out)
-    rest = (torch.are_deterministic_algorithms_enabled(), config)
-    return find_call(world, "gemm_rs", (a, b, out), rest, _make_call)(out, a=a, b=b)
+    rest = (config is None and is_as_recorded(world), config)
+    call = find_call(world, "gemm_rs", (a, b, out), rest, _make_call, by_layout)
+    return call(out, a=a, b=b)
 
 
-def _make_call(
-    world: World, a: Any, b: Any, out: Any, is_deterministic: bool, config: Any
-) -> summed.Call:
+def _make_call(world: Any, a: Any, b: Any, out: Any, is_recorded: bool, config: Any) -> summed.Call:
     problem = problem_of(world, a, b, out)
-    chosen = config or choose(problem, world.target, is_recorded=is_deterministic)
-    recorded = None
-    if config is None and chosen.transport == CE_PUSH:
-        recorded = choose(problem, world.target, is_recorded=True)
-    return summed.Call(world, problem, chosen, {"a": a, "b": b}, recorded)
+    chosen = config or config_of(world, problem, is_recorded)
+    is_free = config is None and not is_recorded
+    other = config_of(world, problem, is_recorded=True) if is_free else None
+    return summed.Call(world, problem, chosen, {"a": a, "b": b}, other)
 
 
 problem_of = partial(summed.problem_of, Problem)
@@ -131,6 +127,10 @@ op = Op(
     reference=reference,
     candidates=candidates,
     choose=choose,
+    predict=predict,
+    may_differ=lambda eager, recorded: (
+        eager == recorded or (eager.transport == CE_PUSH and recorded.transport != CE_PUSH)
+    ),
     trials=(
         *trials({"m": 56, "n": 24, "k": 16}),
         # More tiles than one to a rank, of which the last has no rows.

@@ -1,6 +1,6 @@
 """Top-k routing for a mixture of experts: where every token goes, as tables on the device.
 
-    ids, weights[token, :]  =  the top_k largest of softmax(logits[token, :])
+    ids, weights[token, :]  =  the top_k largest of softmax(logits[token, :]), or of sigmoids
     slot(token, k)          =  its place when all (token, k) of all ranks are sorted by expert
 
 m tokens are split as torch.chunk splits them; every rank passes the logits of its own, and ends
@@ -25,8 +25,9 @@ Signals (SET to the call's epoch e; each is waited for in the call that sets it)
 Blocks without tokens are signalled too.
 
 Limits  logits are contiguous; up to MOST_EXPERTS experts, top_k up to 64; NaN counts as
-        -inf, and a token with no logit above that has weights of NaN
-Source  the design's section 4; docs/decisions/009-hooks.md for the tables
+        -inf, and a token with no logit above that has weights of NaN (of sigmoids 0 / 0 too)
+Source  the design's section 4; docs/decisions/009-hooks.md for the tables; how experts are rated:
+        weft.compiler.experts.Scoring
 """
 
 from __future__ import annotations
@@ -38,13 +39,15 @@ from typing import Any
 import torch
 
 from weft.base import fields
-from weft.base.card import Op, Trial, trials
+from weft.base.card import UNFUSED, Op, Trial, trials
 from weft.base.errors import ConfigError, ShapeError
 from weft.base.target import Target
 from weft.compiler import layouts
-from weft.compiler.experts import Routing, Tables, tables
-from weft.plan import described, operations
+from weft.compiler.experts import Routing, Scoring, Tables, choose, tables
+from weft.plan import by_libraries, described, operations
 from weft.plan.call_cache import check_shard
+from weft.plan.choices import config_of
+from weft.plan.exchanges import Resident
 from weft.plan.launches import Start
 from weft.plan.problems import nodes_of, random_rows
 from weft.plan.routing import ByTables, tokens_together
@@ -53,17 +56,21 @@ from weft.runtime.world import World
 from weft.tiles import choices
 
 MOST_EXPERTS = 1024
+SCORES = ("softmax", "sigmoid")
+# Calls of a trial: the work itself, and of one row.
+SAME_EXPERTS = (0, 0, 2, 0)
+OF_V3 = {"m": 20, "n": 8, "top_k": 3, "groups": 4, "top_groups": 2, "biased": True,
+         "score": "sigmoid", "scale": 2.5}  # fmt: skip
+OF_V2 = {"m": 20, "n": 12, "top_k": 3, "groups": 3, "top_groups": 2, "group_best": 1,
+         "renormalise": False}  # fmt: skip
 # What a thread has of the logits that a program looks at together.
 THREADS, THREAD_LOGITS = 256, 16
 
 
 def reference(problem: Problem, inputs: Sequence[Mapping[str, Any]]) -> list[Tables]:
     """All ranks at once."""
-    value = torch.cat([one["logits"] for one in inputs]).float().nan_to_num(-torch.inf, torch.inf)
-    chosen = value.sort(dim=1, descending=True, stable=True).indices[:, : problem.top_k]
-    share = value.softmax(1).gather(1, chosen)
-    if problem.renormalise:
-        share = share / share.sum(1, keepdim=True)
+    logits = torch.cat([one["logits"] for one in inputs])
+    chosen, share = choose(logits, problem.top_k, problem.scoring, inputs[0].get("bias"))
     return [tables(problem, rank, chosen, share) for rank in range(problem.num_ranks)]
 
 
@@ -75,13 +82,19 @@ def reference(problem: Problem, inputs: Sequence[Mapping[str, Any]]) -> list[Tab
 class Problem(ByTables):
     """m tokens over all ranks, each with n logits: one for each expert, of which it takes top_k.
 
-    Weights are the softmax over all experts or, with `renormalise`, over those taken. Tiles are of
+    What `score` .. `scale` say: Scoring; `biased`: there is a bias for each expert. Tiles are of
     up to `tile_m` slots.
     """
 
     top_k: int = 2
     renormalise: bool = True
     tile_m: int = 128
+    score: str = "softmax"
+    biased: bool = False
+    groups: int = 1
+    top_groups: int = 1
+    group_best: int = 2
+    scale: float = 1.0
 
     op = "moe_route"
 
@@ -90,6 +103,31 @@ class Problem(ByTables):
         if not 1 <= self.n <= MOST_EXPERTS:
             raise ShapeError(f"{self.op}: {self.n} experts; it takes 1 to {MOST_EXPERTS}")
         self.check_sizes(self.num_slots)
+        self._check_groups()
+        if self.score not in SCORES:
+            known = ", ".join(map(repr, SCORES))
+            raise ConfigError(f"{self.op}: score={self.score!r}; it must be one of {known}")
+
+    def _check_groups(self) -> None:
+        groups, taken, best = self.groups, self.top_groups, self.group_best
+        size = self.n // max(groups, 1)
+        if groups < 1 or self.n % groups:
+            wrong = f"groups must divide {self.n} experts"
+        elif not 1 <= taken <= groups or best < 1:
+            wrong = f"1 to {groups} groups can be taken, by their best 1 or more"
+        elif self.top_k > taken * size:
+            wrong = f"top_k={self.top_k} of {taken} groups of {size} experts"
+        else:
+            return
+        said = f"{self.op}: groups={groups}, top_groups={taken}, group_best={best}"
+        raise ShapeError(f"{said}: {wrong}")
+
+    @property
+    def scoring(self) -> Scoring:
+        return Scoring(
+            self.score, self.renormalise, self.groups, self.top_groups,
+            min(self.group_best, self.n // self.groups), self.scale,
+        )  # fmt: skip
 
     @property
     def experts(self) -> int:
@@ -97,29 +135,25 @@ class Problem(ByTables):
 
 
 @dataclass(frozen=True)
-class Config:
+class Config(Resident):
     """Units  block: tokens that a program looks at together; channels: programs, and blocks of each
-    rank's tokens, at most"""
+    rank's tokens, at most. transport: sm_push, or unfused"""
 
-    transport: str = "sm_push"
     block: int = 32
     channels: int = 16
     num_warps: int = 4
+    transport: str = "sm_push"
 
     def check(self, problem: Problem, target: Target) -> None:
         """Raises  ConfigError: a field that does not fit the problem or the target"""
-        fields.check_one_of("moe_route", self, "transport", ("sm_push",))
-        fields.check_powers_of_two("moe_route", self, "block", "num_warps", least=1)
-        if not 1 <= self.channels < target.num_sms:
-            raise ConfigError(
-                f"moe_route: channels={self.channels}; programs that wait for peers must all be "
-                f"resident, beside one of another kernel: {target} takes 1 to {target.num_sms - 1}"
-            )
+        fields.check_one_of(problem.op, self, "transport", ("sm_push", UNFUSED))
+        self.check_channels(problem.op, target)
+        fields.check_powers_of_two(problem.op, self, "block", least=1)
 
     def blocks(self, problem: Problem) -> choices.Blocks:
         return choices.Blocks.of(
-            problem, problem.n, self.block, self.channels, renormalise=problem.renormalise
-        )  # fmt: skip
+            problem, problem.n, self.block, self.channels, scoring=problem.scoring
+        )
 
 
 def candidates(problem: Problem, target: Target) -> Iterator[Config]:
@@ -131,11 +165,6 @@ def candidates(problem: Problem, target: Target) -> Iterator[Config]:
         return
     num_warps = THREADS // target.warp_size
     yield Config(block=block, channels=min(64, target.num_sms - 1), num_warps=num_warps)
-
-
-def choose(problem: Problem, target: Target) -> Config:
-    """The configuration to take when nothing was measured: a pure function of both."""
-    return next(candidates(problem, target))
 
 
 # ---------------------------------------------------------------------------------------------
@@ -150,54 +179,83 @@ def moe_route(
     m: int | None = None,
     renormalise: bool = True,
     tile_m: int = 128,
+    score: str = "softmax",
+    bias: torch.Tensor | None = None,
+    groups: int = 1,
+    top_groups: int = 1,
+    group_best: int = 2,
+    scale: float = 1.0,
     config: Config | None = None,
 ) -> Routing:
     """The top_k experts of every token, and the tables by which products of them run. Collective.
 
-        ids, weights = topk(softmax(logits), top_k)          weights over their sum: renormalise
+        scores = softmax(logits), or with score="sigmoid" each one's sigmoid
+        ids = topk(scores + bias, top_k)
+        weights = scale * scores[ids]            over their sum: renormalise
         token_of = the tokens of all ranks, sorted by expert; stable
 
+    With groups > 1 experts are chosen from top_groups of as many groups of neighbours alone: those
+    with the largest sums of their group_best best. DeepSeek-V3's routing is score="sigmoid", bias,
+    groups=8, top_groups=4, scale=2.5.
+
     Shapes  logits: [own tokens, experts], contiguous; m, all ranks' tokens, defaults to num_ranks *
-            own: pass it where ranks differ. Results: Routing
-    Dtypes  logits float16, bfloat16 or float32; weights fp32, tables int32
+            own: pass it where ranks differ; bias: [experts], alike on all ranks. Results: Routing
+    Dtypes  logits float16, bfloat16 or float32; bias and weights fp32, tables int32. The bias
+            chooses alone and has no gradient
     Sync    stream-ordered on the current stream; the host waits for nothing; can be recorded
     Raises  ShapeError, DtypeError, ConfigError: with the values; CallOrderError: ranks that differ
     """
     if operations.is_asked(logits):
-        rest = {"m": m, "renormalise": renormalise, "tile_m": tile_m, "config": config}
-        made = operations.as_operation("moe_route", world, (logits, top_k), **rest)
+        made = operations.as_operation(
+            "moe_route", world, (logits, top_k), m=m, renormalise=renormalise, tile_m=tile_m,
+            score=score, bias=bias, groups=groups, top_groups=top_groups, group_best=group_best,
+            scale=scale, config=config,
+        )  # fmt: skip
         return Routing(Tables(*made), tile_m)
-    problem = problem_of(world, logits, top_k, m, renormalise, tile_m)
-    config = config or choose(problem, world.target)
+    problem = problem_of(
+        world, logits, top_k, m, renormalise, tile_m, score, bias, groups, top_groups, group_best,
+        scale,
+    )  # fmt: skip
+    config = config or config_of(world, problem)
     config.check(problem, world.target)
     world.operator_call(
         f"moe_route m={problem.m},n={problem.n} {problem.dtype} top_k={top_k} "
-        f"renormalise={renormalise} tile_m={tile_m} {config}"
+        f"tile_m={tile_m} {problem.scoring} biased={problem.biased} {config}"
     )
+    if problem.m and config.transport == UNFUSED:
+        return Routing(by_libraries.route(world, problem, logits, bias), tile_m)
     made = Tables.empty(problem, logits.shape[0], logits.device)
     if problem.m:
         slot = world.workspace("moe_route", *config.blocks(problem).memory)
-        _start(world, problem, config, slot, logits, made).run()
+        _start(world, problem, config, slot, (logits, bias), made).run()
     return Routing(made, tile_m)
 
 
 def _start(
-    world: Any, problem: Problem, config: Config, slot: Any, logits: Any, made: Tables
+    world: Any, problem: Problem, config: Config, slot: Any, rated: tuple[Any, Any], made: Tables
 ) -> Start:
     blocks = config.blocks(problem)
     return Start(
         choices.moe_route_tables, (min(config.channels, blocks.count), 1, 1),
-        (logits, made, choices.Heard.of(slot), slot.arg, blocks.tokens, blocks.cut, world.arg),
-        {"num_warps": config.num_warps},
+        (*rated, made, choices.Heard.of(slot), slot.arg, blocks.tokens, blocks.cut, world.arg),
+        config.options(world.target),
     )  # fmt: skip
 
 
 def problem_of(
-    world: World, logits: Any, top_k: int, m: int | None, renormalise: bool, tile_m: int
+    world: World,
+    logits: Any,
+    top_k: int,
+    m: int | None,
+    renormalise: bool,
+    tile_m: int,
+    score: str = "softmax",
+    bias: Any = None,
+    *of_groups: Any,
 ) -> Problem:
     """The problem that this rank's logits are a part of.
 
-    Raises  ShapeError, DtypeError: tensors that do not fit together, or the world
+    Raises  ShapeError, DtypeError, ConfigError: tensors that do not fit together, or the world
     """
     layouts.check_tensor("moe_route", "logits", logits, world)
     if logits.dim() != 2:
@@ -206,9 +264,14 @@ def problem_of(
     own, n = logits.shape
     problem = Problem(
         own * world.num_ranks if m is None else m, n, world.num_ranks, str(logits.dtype),
-        nodes_of(world), top_k, renormalise, tile_m,
+        nodes_of(world), top_k, renormalise, tile_m, score, bias is not None, *of_groups,
     )  # fmt: skip
     check_shard("moe_route", "logits", own, problem, world)
+    if bias is not None:
+        layouts.check_tensor("moe_route", "bias", bias, world)
+        if tuple(bias.shape) != (n,) or bias.dtype != torch.float32:
+            said = f"moe_route: bias is {bias.dtype} of shape {tuple(bias.shape)}"
+            raise ShapeError(f"{said}; it must be torch.float32 of ({n},), one for each expert")
     return problem
 
 
@@ -216,18 +279,13 @@ def problem_of(
 # The card
 
 
-def make_problem(
-    num_ranks: int, shape: Mapping[str, int], dtype: str, nodes: tuple[int, ...] = ()
-) -> Problem:
-    return Problem(
-        shape["m"], shape["n"], num_ranks, dtype, nodes, shape["top_k"],
-        tile_m=shape.get("tile_m", 16),
-    )  # fmt: skip
-
-
 def make_inputs(problem: Problem, rank: int, seed: int = 0) -> dict[str, torch.Tensor]:
     """One rank's random logits on the CPU: the same for one seed on every machine."""
-    return {"logits": random_rows(problem, rank, problem.own_tokens(rank), seed)}
+    made = {"logits": random_rows(problem, rank, problem.own_tokens(rank), seed)}
+    if problem.biased:
+        generator = torch.Generator().manual_seed(seed)
+        made["bias"] = torch.rand(problem.n, generator=generator) - 0.5
+    return made
 
 
 def run(
@@ -235,7 +293,7 @@ def run(
 ) -> Tables:
     return moe_route(
         inputs["logits"], problem.top_k, world=world, m=problem.m, config=config,
-        renormalise=problem.renormalise, tile_m=problem.tile_m,
+        tile_m=problem.tile_m, bias=inputs.get("bias"), **problem.scoring._asdict(),
     ).tables  # fmt: skip
 
 
@@ -249,12 +307,12 @@ op = Op(
     summary="experts and weights of m tokens, and all tokens sorted by expert",
     problem=Problem,
     config=Config,
-    make_problem=make_problem,
     make_inputs=make_inputs,
     reference=reference,
     run=run,
     candidates=candidates,
-    kernels=described.kernels_of(run, make_inputs, candidates),
+    unfused=(Config(transport=UNFUSED, channels=2),),
+    kernels=described.KernelsOf(run, make_inputs, candidates),
     default_shape={"m": 256, "n": 32, "top_k": 4},
     smallest={"m": 2, "n": 4, "top_k": 2},
     smallest_config={"block": 1},
@@ -262,6 +320,9 @@ op = Op(
         *trials({"m": 20, "n": 8, "top_k": 2}),
         # Several blocks to a rank.
         Trial((2,), {"m": 140, "n": 6, "top_k": 2}),
+        # As DeepSeek-V3 routes, and V2: groups divide the experts of all calls.
+        Trial((2,), OF_V3, calls=SAME_EXPERTS),
+        Trial((2,), OF_V2, calls=SAME_EXPERTS),
     ),
     awkward_shapes=(
         (4, {"m": 97, "n": 24, "top_k": 8}),

@@ -29,14 +29,12 @@ from typing import Any
 
 import torch
 
-from weft.base.card import Op, Trial, trials
-from weft.base.target import Target
+from weft.base.card import UNFUSED, Op, Trial, trials
 from weft.compiler import Shard, Tensor, Times, frontend
-from weft.compiler.schedules import SM_PUSH
+from weft.compiler.schedules import SM_PUSH, Config
 from weft.ops import _baselines
 from weft.ops.moe_route import Routing
 from weft.plan import grouped, operations
-from weft.plan.grouped import Config
 from weft.runtime.world import World
 
 
@@ -59,7 +57,7 @@ class Problem(grouped.Problem):
     """m tokens over all ranks, n columns of the result; k of every expert on each rank."""
 
     op, rows_are = "moe_rs", "one for each slot, as ag_moe gives them"
-    transports, program = (SM_PUSH,), staticmethod(program)
+    transports, program = (SM_PUSH, UNFUSED), staticmethod(program)
 
     def rows_of_x(self, rank: int) -> int:
         return self.num_slots
@@ -75,11 +73,6 @@ class Problem(grouped.Problem):
 
 
 candidates = partial(grouped.candidates, Config)
-
-
-def choose(problem: Problem, target: Target) -> Config:
-    """The configuration to take when nothing was measured: a pure function of both."""
-    return next(candidates(problem, target))
 
 
 def moe_rs(
@@ -103,7 +96,7 @@ def moe_rs(
     """
     if operations.is_asked(x, b, routing.tables.weight_of):
         return grouped.as_operation("moe_rs", world, x, b, routing, config, out)
-    return grouped.run(Problem, choose, world, x, b, routing, config, out)
+    return grouped.run(Problem, world, x, b, routing, config, out)
 
 
 problem_of = partial(grouped.problem_of, Problem)
@@ -120,5 +113,6 @@ op = Op(
     ),
     baselines=_baselines.MOE_RS,
     backward=("ag_moe", "all_gather"),
+    unfused=(Config(transport=UNFUSED),),
     **grouped.card(Problem, moe_rs, candidates),
 )

@@ -10,16 +10,12 @@ Plan, in channels (weft.tiles.move): channel l deals with piece l of every shard
             bytes
     sm_pull sum, in the order of ranks, what lies in the memory of all ranks: x itself where it is
             symmetric, else what its rank has staged (weft.tiles.fetch)
-    ring    the sum of shard d starts on rank d + 1 and goes from rank to rank, in fp32, each
-            adding its part, until d adds the last: the order of sums is d + 1, d + 2, ..., d
     relay   piece of shard d -> the slot of the partner of d on this node, which sums its node's
             parts and sends the sum, in fp32, to d; d sums the nodes, and its own node's ranks,
             in their order. So each sum crosses between two nodes once
     nccl    torch.distributed's own, in another order of sums; shards of one size only
 
 Signals (SET to the call's epoch e; each is waited for in the call that sets it)
-    partials_ready[d * channels + l]     the running sum of shard d is in this slot (ring). By the
-                                      rank before
     parts_ready[(group * node + seat) * channels + l]   the part of the rank with this seat, of the
                                       shard that has this group, is in this slot (relay). By it
     partials_ready[node * channels + l]  the sum of that node is in this slot (relay). By the
@@ -30,7 +26,7 @@ Pieces without rows are signalled too. Those of sm_push, ll and sm_pull are the 
 
 Limits  x is contiguous and has the same rows on every rank; ll and sm_pull need all ranks on one
         node
-Source  the design's section 4; NCCL's ring
+Source  the design's section 4
 """
 
 from __future__ import annotations
@@ -47,12 +43,12 @@ from weft.base.card import calling
 from weft.ops import _baselines
 from weft.plan import exchanges, operations
 from weft.plan.call_cache import find_call
-from weft.plan.exchanges import Config, Transport, candidates, choose, fake
+from weft.plan.exchanges import Config, Transport, candidates, fake
 from weft.plan.problems import sum_over_ranks
 from weft.runtime.world import World
 from weft.tiles import exchange, fetch, packets, relay
 
-__all__ = ["Config", "Problem", "candidates", "choose", "fake", "op", "reduce_scatter"]
+__all__ = ["Config", "Problem", "candidates", "fake", "op", "reduce_scatter"]
 
 SCATTER = {"to_all": False, "sums": True}
 
@@ -73,7 +69,6 @@ class Problem(exchanges.Problem):
     transports = {
         "sm_push": Transport((exchange.push,), True, SCATTER),
         "relay": Transport((relay.relay_sums,), True),
-        "ring": Transport((relay.ring_sums,), True),
         "ll": Transport((packets.push_packets,), constants=SCATTER),
         "sm_pull": Transport((fetch.pull,), constants=SCATTER),
     }
@@ -98,10 +93,8 @@ class Problem(exchanges.Problem):
 
     def workspace(self, config: Config) -> tuple[dict[str, Any], dict[str, Any]]:
         shard, groups = self.rows * self.n, self.groups
-        counts = {"partials": self.num_ranks}
-        if config.transport == "relay":
-            parts = groups.num_nodes * groups.per_node * groups.largest
-            counts = {"parts": parts, "partials": groups.num_nodes}
+        parts = groups.num_nodes * groups.per_node * groups.largest
+        counts = {"parts": parts, "partials": groups.num_nodes}
         dtypes = {"parts": self.torch_dtype, "partials": torch.float32}
         return (
             {name: ((count * shard,), dtypes[name]) for name, count in counts.items()},

@@ -10,7 +10,8 @@ import torch
 import triton
 
 from weft.base.target import Target
-from weft.plan import moving
+from weft.language.mapping import StaticMapping
+from weft.plan import moving, transfers
 from weft.tiles import attention, attention_blocking, attention_decode
 from weft.tiles.attention_backward import Given, Where, attention_gradients
 from weft.tiles.attention_gather import Shards, ag_attention_attend
@@ -39,11 +40,9 @@ class GatheredAttention:
         shape = attention.Shape.of(
             self.end - self.first, problem.q_heads, problem.kv_heads, problem.d, scale
         )
-        tile = attention.Tile.of(
-            config.tile_m, config.tile_n, d=problem.d, k=config.tile_k, pack=config.pack
-        )
+        tile = attention.Tile.of(config.tile_m, config.tile_n, d=problem.d, pack=config.pack)
         shards = shards_of(problem, config)
-        self.chunk_rows = shards.chunk_rows
+        self.split = StaticMapping.of(problem.m, world.num_ranks, chunks=config.chunks)
         self.constant = (
             shape, shards, tile.as_constexpr(), world.arg, self.by_engine,
             problem.causal, config.block,
@@ -55,7 +54,7 @@ class GatheredAttention:
 
     def launch(self, world: Any, tensors: tuple) -> None:
         """tensors: q, k, v, out, lse, cu_seqlens or None"""
-        slot = world.workspace(self.problem.op, self.buffers, self.signals)
+        slot = world.workspace(self.problem.op, signals=self.signals, shared=self.buffers)
         if not self.by_engine:
             self.attend(slot, tensors)
             return
@@ -83,26 +82,16 @@ class GatheredAttention:
             moving.take[(1, 1, 1)](*taking, num_warps=1)
         self.attend(slot, tensors)
         with copier:
-            self._copies(world, slot, tensors[1], tensors[2])
+            # Own keys to rank + 1, + 2, ..., in the order in which those ask for them.
+            last = world.num_ranks - (world.rank if self.problem.causal else 0)
+            peers = [(world.rank + hop) % world.num_ranks for hop in range(1, last)]
+            own = (one.flatten(1) for one in tensors[1:3])
+            arrays = [*zip(own, (slot.k_gathered, slot.v_gathered), strict=True)]
+            moves = transfers.pushes(world, peers, arrays, slot.rows_ready, self.split)
+            transfers.queue(world, moves)
         # weft: equivalent-mutant swap of record: what it does not cover is the last signal, which
         # the rank that waits for it awaits before it releases the slot
         main.wait(copier)
-
-    def _copies(self, world: Any, slot: Any, k: torch.Tensor, v: torch.Tensor) -> None:
-        """Own keys to rank + 1, + 2, ..., in the order in which those ask for them; after each
-        chunk its signal word, which holds e here since the slot was taken."""
-        chunks, words = self.config.chunks, slot.rows_ready
-        for hop in range(1, world.num_ranks - (world.rank if self.problem.causal else 0)):
-            to = (world.rank + hop) % world.num_ranks
-            for chunk in range(chunks):
-                first = min(self.first + chunk * self.chunk_rows, self.end)
-                end = min(first + self.chunk_rows, self.end)
-                for own, gathered in ((k, slot.k_gathered), (v, slot.v_gathered)):
-                    if end > first:
-                        part = own[first - self.first : end - self.first].flatten(1)
-                        world.copy(world.peer(gathered, to)[first:end], part)
-                word = slice(world.rank * chunks + chunk, world.rank * chunks + chunk + 1)
-                world.copy_word(world.peer(words, to)[word], words[word])
 
 
 def shards_of(problem: Any, config: Any) -> Shards:
@@ -126,28 +115,27 @@ class MergedDecode:
         # Caches may be of any size on each rank, and each splits its own.
         sizes = f"m={problem.m},heads={problem.heads}/{problem.kv_heads},k={problem.k}"
         self.name = f"{problem.op} {sizes} {problem.dtype} scale={scale} {config.transport}"
-        self.shape = attention_decode.Shape(
-            problem.m, problem.kv_heads, problem.group, problem.k, problem.n
-        )
-        columns, tiles = attention.padded_head(problem.k), config.tiles(problem)
-        tile = attention_decode.Tile(config.tile_m, config.tile_n, columns)
-        self.tile = tile.as_constexpr()
+        heads = (problem.heads, problem.kv_heads)
+        self.shape = attention.Shape.of(problem.m, *heads, problem.k, scale)
+        pack = attention_decode.pack_of(problem.group, config.tile_m)
+        tile = attention.Tile.of(config.tile_m, config.tile_n, d=problem.k, pack=pack, tokens=1)
+        self.tile, tiles = tile.as_constexpr(), config.tiles(problem)
         self.grid = (config.grid(problem, world.target), 1, 1)
         self.options = {"num_warps": config.num_warps, "num_stages": config.num_stages}
         self.capacity = triton.next_power_of_2(max(1, tiles))
         # Calls that share boxes agree on which rank writes each.
-        box = tile.rows * (tile.d + 1)
+        box = tile.m * (tile.d + 1)
         self.key = f"{problem.op}.{config.transport}.{self.capacity}x{box}"
         boxes = problem.num_ranks * self.capacity * box
         self.request: dict[str, Any] = {
-            "buffers": {"boxes": ((boxes,), torch.float32)},
+            "shared": {"boxes": ((boxes,), torch.float32)},
             "signals": {"ready": (problem.num_ranks * self.capacity, torch.int64)},
         }
         if self.by_packets:
             self.request = {"signals": {"boxes": (2 * boxes, torch.int64)}, "num_slots": 1}
         # Memory of this rank alone: calls come one after the other.
-        units = attention_decode.partial_elements(tiles * config.splits, tile.rows, tile.d)
-        parts = [torch.empty(size, device=world.device) for size in units]
+        cells = (tiles * config.splits, tile.m)
+        parts = [torch.empty(size, device=world.device) for size in ((*cells, tile.d), cells)]
         come = torch.zeros(tiles, dtype=torch.int32, device=world.device)
         self.partials = attention_decode.Partials(*parts, come)
         self.replays = world.replays()
@@ -162,13 +150,12 @@ class MergedDecode:
         self, world: Any, slot: Any, q: Any, k_cache: Any, v_cache: Any, lengths: Any, table: Any,
         out: Any,
     ) -> None:  # fmt: skip
-        cache: Any = attention_decode.Contiguous(k_cache, v_cache)
+        cache: Any = attention_decode.Contiguous(k_cache, v_cache, self.problem.n)
         if table is not None:
-            pages = (table, k_cache.shape[1], table.shape[1])
-            cache = attention_decode.Paged(k_cache, v_cache, *pages)
+            cache = attention_decode.Paged(*cache, table, k_cache.shape[1], table.shape[1])
         flash_decode_kernel[self.grid](
             q, cache, lengths, out, slot.boxes, None if self.by_packets else slot.ready,
-            self.partials, slot.arg, self.shape, self.scale, self.config.splits, self.capacity,
+            self.partials, slot.arg, self.shape, self.config.splits, self.capacity,
             self.tile, world.arg, self.by_packets, **self.options,
         )  # fmt: skip
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Sequence
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -28,6 +29,16 @@ def by_place(world: Any, tensors: Sequence[torch.Tensor | None], rest: tuple) ->
     return rest
 
 
+def by_layout(world: Any, tensors: Sequence[torch.Tensor | None], rest: tuple) -> tuple:
+    """The key of a call that takes tensors wherever they lie; transposed ones are others."""
+    for one in tensors:
+        if one is None:
+            rest += (None,)
+        else:
+            rest += (type(one), one.shape, one.stride(), one.dtype, one.get_device())
+    return rest
+
+
 def find_call(
     world: Any,
     op: str,
@@ -46,6 +57,8 @@ def find_call(
     # Every microsecond here is one of a call's ten.
     try:
         key = (op, tell(world, tensors, rest))
+        if world.choices and rest[-1] is None:  # a choice that was measured is not always taken
+            key += (torch.are_deterministic_algorithms_enabled(),)
         call = world.calls.get(key)
     except (AttributeError, TypeError):
         refuse(op, world, rest[-1])
@@ -53,10 +66,18 @@ def find_call(
     if call is None:
         refuse(op, world, rest[-1])
         call = make(world, *tensors, *rest)
-        _, *names = inspect.signature(make).parameters
+        bound = isinstance(make, partial)
+        names = _names_of(make.func if bound else make)[1 + (len(make.args) if bound else 0) :]
         call.tensors = described(names, tensors, world if tell is by_place else None)
+        if rest[-1] is None and (runner := getattr(call, "runner", None)) is not None:
+            runner.fall_back()  # the configuration is weft's own
         world.calls[key] = call
     return call
+
+
+@cache
+def _names_of(make: Callable) -> tuple[str, ...]:
+    return tuple(inspect.signature(make).parameters)
 
 
 def refuse(op: str, world: Any, config: Any) -> None:
@@ -130,8 +151,9 @@ def out_dtype_of(op: str, out: torch.Tensor | None) -> str:
 
 
 def check_shard(
-    op: str, name: str, rows: int, problem: Any, world: Any, out: torch.Tensor | None = None
-) -> None:
+    op: str, name: str, rows: int, problem: Any, world: Any, out: torch.Tensor | None = None,
+    remedy: str = "pass m= where shards differ",
+) -> None:  # fmt: skip
     """Are `rows`, of tensor `name`, what this rank holds of m? `out` is given where m is its.
 
     Raises  ShapeError
@@ -146,4 +168,4 @@ def check_shard(
         raise ShapeError(
             f"{op}: out has shape {shape}, the rows of all ranks, but {passes}; {holds}"
         )
-    raise ShapeError(f"{op}: {passes}, but {holds}; pass m= where shards differ")
+    raise ShapeError(f"{op}: {passes}, but {holds}; {remedy}")

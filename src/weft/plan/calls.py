@@ -54,8 +54,8 @@ def run_calls(
     left.update(plan.results)
     for step in plan.steps:
         if not isinstance(step, Call):
-            told = f"{plan.name}: {type(step).__name__} is not a call of a library"
-            raise UnsupportedError(told, place=step.place)
+            message = f"{plan.name}: {type(step).__name__} is not a call of a library"
+            raise UnsupportedError(message, place=step.place)
         operands = [values[name] for name in step.reads]
         if adapted is not None:
             operands = adapted(step, operands)
@@ -89,6 +89,22 @@ def _rows(step: Call, operands: Sequence[Any], here: Here) -> Any:
 
 def _all_reduce(step: Call, operands: Sequence[Any], here: Here) -> Any:
     return provider("collectives").all_reduce(operands[0].contiguous(), world=here.world)
+
+
+def _columns(step: Call, operands: Sequence[Any], here: Here) -> Any:
+    """Of columns that are split, which are those of one piece, this rank's part of the piece."""
+    is_part = isinstance(here.buffers[step.reads[0]].sizes[1], Part)
+    first, end = step.between or (0, 0)
+    scale = here.world.num_ranks if is_part else 1
+    return libraries.columns(operands[0], (first // scale, end // scale))
+
+
+def _embedding(step: Call, operands: Sequence[Any], here: Here) -> Any:
+    """Of rows that are split a rank has those from its first one on."""
+    first, world = None, here.world
+    if isinstance(here.buffers[step.reads[0]].sizes[0], Part):
+        first, _ = part_of(here.size(step.reads[0]), world.rank, world.num_ranks)
+    return libraries.embedding(*operands, first=first)
 
 
 def _moe_route(step: Call, operands: Sequence[Any], here: Here) -> Any:
@@ -153,6 +169,8 @@ CALLS: Mapping[str, Callable[[Call, Sequence[Any], Here], Any]] = {
     "all_gather": _rows,
     "reduce_scatter": _rows,
     "all_reduce": _all_reduce,
+    "columns": _columns,
+    "embedding": _embedding,
     "moe_route": _moe_route,
     "grouped_matmul": _grouped_matmul,
     "attention": _attention,

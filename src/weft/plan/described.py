@@ -7,62 +7,77 @@ serves calls of all m, and knows that rows begin at 16 bytes where their length 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import replace
-from types import SimpleNamespace
+from dataclasses import dataclass, replace
+from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
 import torch
-from torch._subclasses import FakeTensorMode
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
+from weft.base.card import UNFUSED
 from weft.base.records import KernelRecord
 from weft.base.target import Target
 from weft.language import triton_api
+from weft.language.triton_api import LeftOut
 from weft.language.world_arg import SlotArg, WorldArg, language_version
+from weft.runtime.start import called
 
 META = torch.device("meta")
-# The transport of calls that only libraries run.
-LIBRARY = "nccl"
+# The transports of calls that launch nothing of the operator's own.
+BY_OTHERS = ("nccl", UNFUSED)
 
 Kernels = Iterator[tuple[Any, KernelRecord]]
 
 
 class DescribedWorld:
     """Rank 0 of a world without memory: what it queues is nothing, but for launches. `is_on_heap`:
-    do tensors lie where peers read them?"""
+    do tensors lie where peers read them? `is_recorded`: are its calls recorded?"""
 
     rank, device, name = 0, META, "described"
+    orders = ()
 
     def __init__(
-        self, num_ranks: int, target: Target, nodes: tuple[int, ...] = (), is_on_heap: bool = False
-    ) -> None:
+        self, num_ranks: int, target: Target, nodes: tuple[int, ...] = (), is_on_heap: bool = False,
+        is_recorded: bool = False, version: int | None = None,
+        choices: Mapping[str, Any] = MappingProxyType({}),
+    ) -> None:  # fmt: skip
+        self.choices = choices
         self.num_ranks, self.target, self.is_on_heap = num_ranks, target, is_on_heap
-        version, ranks = map(triton_api.constexpr, (language_version(), num_ranks))
+        self.is_recorded = is_recorded
+        version, ranks = map(triton_api.constexpr, (version or language_version(), num_ranks))
         self.arg = WorldArg(_meta(torch.int64), ranks, version)
         seats = [node for node, ranks in enumerate(nodes or (num_ranks,)) for _ in range(ranks)]
-        self.backend = SimpleNamespace(seats=SimpleNamespace(nodes=seats))
+        self.backend = SimpleNamespace(seats=SimpleNamespace(nodes=seats), by_address=None)
         self.calls = _Calls()
+        # What a library multiplies in calls: operands' shapes, strides and dtype.
+        self.products: set[tuple] = set()
 
     def workspace(
         self, key: str, buffers: Mapping[str, tuple] | None = None,
         signals: Mapping[str, tuple] | None = None, *, num_slots: int | None = None,
+        shared: Mapping[str, tuple] | None = None, axes: Any = None,
     ) -> Any:  # fmt: skip
         arg = SlotArg(_meta(torch.int64), _meta(torch.int32), _meta(torch.int64))
-        wanted = {**(buffers or {}), **(signals or {})}
+        wanted = {**(buffers or {}), **(signals or {}), **(shared or {})}
         arrays = {
             name: torch.empty(shape, dtype=dtype, device=META)
             for name, (shape, dtype) in wanted.items()
         }
-        return SimpleNamespace(**arrays, arg=arg, number=0)
+        return SimpleNamespace(**arrays, arg=arg, number=0, is_outgrown=False)
 
-    reserve = workspace
+    def asked(self, *args: Any, **named: Any) -> Any:
+        slot = self.workspace(*args, **named)
+        return SimpleNamespace(take=lambda is_recording: slot, reserve=lambda: slot)
 
     def scratch(self, key: str, nbytes: int) -> torch.Tensor:
         return torch.empty(nbytes, dtype=torch.uint8, device=META)
 
     def is_recording(self) -> bool:
-        return False
+        return self.is_recorded
 
     def operator_call(self, name: str, tensors: str = "") -> int:
         return 0
@@ -77,7 +92,8 @@ class DescribedWorld:
         return tensor
 
     def replays(self) -> Any:
-        return SimpleNamespace(run=lambda key, launch, behind=None: launch())
+        run = lambda key, launch, *_, **__: launch()  # noqa: E731
+        return SimpleNamespace(run=run, replay=lambda key: False)
 
     def stream(self, name: str = "main") -> Any:
         return _Stream()
@@ -96,6 +112,12 @@ class _Calls(dict):
     def is_first(self, key: Any, kept: Any) -> bool:
         return False
 
+    def is_covered(self, kept: Any, sizes: Mapping[str, int]) -> bool:
+        return False
+
+    def cover(self, kept: Any, sizes: Mapping[str, int]) -> None:
+        pass
+
 
 class _Stream(nullcontext):
     def wait(self, other: Any) -> None:
@@ -106,54 +128,118 @@ def _meta(dtype: torch.dtype) -> torch.Tensor:
     return torch.empty(1, dtype=dtype, device=META)
 
 
+class _WithoutGenerators(TorchFunctionMode):
+    """Numbers without memory are drawn by no generator."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
+    ) -> Any:
+        named = {name: one for name, one in (kwargs or {}).items() if name != "generator"}
+        return func(*args, **named)
+
+
+class _Multiplied(TorchDispatchMode):
+    """Takes down torch's products of two matrices."""
+
+    def __init__(self, found: set[tuple]) -> None:
+        super().__init__()
+        self._found = found
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
+    ) -> Any:
+        if func.overloadpacket is torch.ops.aten.mm:
+            a, b = args[:2]
+            self._found.add((*a.shape, a.stride(), *b.shape, b.stride(), a.dtype))
+        return func(*args, **(kwargs or {}))
+
+
+def is_by_others(config: Any) -> bool:
+    """Do libraries or other operators run such a call?"""
+    return config.transport in BY_OTHERS or not getattr(config, "is_fused", True)
+
+
 def one_row_more(problem: Any) -> list[Any]:
     return [replace(problem, m=problem.m + 1)]
 
 
-def kernels_of(
-    run: Callable[..., Any], make_inputs: Callable[..., Mapping[str, Any]],
-    candidates: Callable[..., Iterator[Any]],
-    neighbours: Callable[[Any], Iterable[Any]] = one_row_more,
-) -> Callable[[Any, Any, Target], Kernels]:  # fmt: skip
+@dataclass(frozen=True)
+class KernelsOf:
     """A card's `kernels`, of its other functions. `neighbours`: the problem with other rows; the
     first that launches the same kernels is taken."""
 
-    def kernels(problem: Any, config: Any, target: Target) -> Kernels:
-        config = config or next(iter(candidates(problem, target)))
+    run: Callable[..., Any]
+    make_inputs: Callable[..., Mapping[str, Any]]
+    candidates: Callable[..., Iterator[Any]]
+    neighbours: Callable[[Any], Iterable[Any]] = one_row_more
+
+    def __call__(self, problem: Any, config: Any, target: Target) -> Kernels:
+        config = config or next(iter(self.candidates(problem, target)))
+        if is_by_others(config):
+            return
 
         def launched(one: Any) -> list[tuple[Any, KernelRecord]]:
             is_on_heap = getattr(one, "in_place", False)
             world = DescribedWorld(one.num_ranks, target, one.nodes, is_on_heap)
-            with FakeTensorMode():
-                drawn = make_inputs(one, 0)
-            inputs = {name: _without_memory(value) for name, value in drawn.items()}
-            return launched_by(lambda: run(world, one, inputs, config))
+            found = self.launches(one, world, self.inputs(one), config)
+            return [(left.fn, left.record()) for left in found]
 
-        if config.transport == LIBRARY:
-            return
         own = launched(problem)
-        for other in neighbours(problem):
+        for other in self.neighbours(problem):
             beside = launched(other)
             if [fn for fn, _ in own] == [fn for fn, _ in beside]:
                 own = [(fn, common(x, y)) for (fn, x), (_, y) in zip(own, beside, strict=True)]
                 break
         yield from own
 
-    return kernels
+    def inputs(self, problem: Any, rank: int = 0) -> dict[str, Any]:
+        """A call's arguments, of tensors without memory."""
+        with META, _WithoutGenerators():
+            return dict(self.make_inputs(problem, rank))
+
+    def launches(
+        self, problem: Any, world: DescribedWorld, inputs: Mapping[str, Any], config: Any = None
+    ) -> list[LeftOut]:
+        """What a call launches in this world; without a configuration, as it is chosen there. The
+        library's products are added to the world's."""
+        with triton_api.described_launches() as found, _Multiplied(world.products):
+            self.run(world, problem, inputs, config)
+        return found
+
+    def gradients_launches(
+        self, problem: Any, world: DescribedWorld, inputs: Mapping[str, Any], config: Any = None
+    ) -> list[LeftOut]:
+        """The same of a call that torch differentiates, and of its gradients."""
+        leaves = {name: _with_gradient(value) for name, value in inputs.items()}
+        with triton_api.described_launches() as found, called(world):
+            made = tree_leaves(self.run(world, problem, leaves, config))
+            results = [one for one in made if isinstance(one, torch.Tensor) and one.requires_grad]
+            if results:
+                torch.autograd.backward(results, [*map(torch.empty_like, results)])
+        return found
 
 
-def launched_by(call: Callable[[], Any]) -> list[tuple[Any, KernelRecord]]:
-    """What a call launches, as it is."""
-    with triton_api.described_launches() as found:
-        call()
-    return found
+def stages_called(
+    kernels: KernelsOf, problem: Any, target: Target, is_recorded: bool = False,
+    choices: Mapping[str, Any] = MappingProxyType({}),
+) -> Any:  # fmt: skip
+    """The stages of the plan that a call without a configuration runs; None where it runs none."""
+    is_on_heap, nodes = getattr(problem, "in_place", False), getattr(problem, "nodes", ())
+    world = DescribedWorld(
+        problem.num_ranks, target, nodes, is_on_heap, is_recorded, choices=choices
+    )
+    kernels.launches(problem, world, kernels.inputs(problem))
+    calls = (one[1] if isinstance(one, tuple) else getattr(one, "runner", None)
+             for one in world.calls.values())  # fmt: skip
+    runner = next((one for one in calls if one is not None), None)
+    if runner is not None and is_recorded:
+        runner = runner.alongside or runner
+    return None if runner is None else runner.stages
 
 
-def _without_memory(value: Any) -> Any:
-    """A drawn value as a tensor of its shape and strides alone."""
-    if not isinstance(value, torch.Tensor):
-        return value
-    return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=META)
+def _with_gradient(value: Any) -> Any:
+    is_number = isinstance(value, torch.Tensor) and value.is_floating_point()
+    return value.detach().requires_grad_() if is_number else value
 
 
 def common(one: KernelRecord, other: KernelRecord) -> KernelRecord:

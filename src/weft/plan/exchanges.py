@@ -21,6 +21,7 @@ import torch
 from torch import empty_like
 from torch.autograd.graph import increment_version
 
+from weft.base import fields
 from weft.base.card import Op, Trial, trials
 from weft.base.errors import ConfigError
 from weft.base.target import Target
@@ -28,8 +29,10 @@ from weft.compiler import layouts
 from weft.language import triton_api
 from weft.plan import described, nccl, tuning_table
 from weft.plan.call_cache import check_out, is_on_heap
+from weft.plan.choices import config_of
 from weft.plan.launches import REGISTERS_OF_THREAD, THREADS_OF_SM
-from weft.plan.problems import Rows, make_problem, nodes_of, random_rows
+from weft.plan.memory import like
+from weft.plan.problems import Rows, nodes_of, random_rows
 from weft.plan.tuning_table import Row
 from weft.plan.vectors import (
     PACKET_BYTES,
@@ -128,8 +131,39 @@ def is_by_packets(transport: str) -> bool:
     return transport in ("ll", "one_shot_ll", "two_shot_ll")
 
 
+class Resident:
+    """Of a configuration: programs that wait for peers must all be resident together, beside one of
+    another kernel."""
+
+    channels: int
+    num_warps: int
+
+    def most_channels(self, target: Target) -> int:
+        """One on each SM, or as many as have THREADS_OF_SM together, which then may not use more
+        registers each."""
+        of_sm = THREADS_OF_SM // (32 * self.num_warps) if target.backend == "cuda" else 1
+        return (target.num_sms - 1) * max(1, of_sm)
+
+    def check_channels(self, op: str, target: Target) -> None:
+        """Raises  ConfigError: more channels than are resident, an odd number of warps"""
+        fields.check_one_of(op, self, "num_warps", (1, 2, 4, 8, 16))
+        if not 1 <= self.channels <= self.most_channels(target):
+            raise ConfigError(
+                f"{op}: channels={self.channels}; programs that wait for peers must all be "
+                f"resident, beside one of another kernel: {target} takes 1 to "
+                f"{self.most_channels(target)} of {self.num_warps} warps"
+            )
+
+    def options(self, target: Target) -> dict[str, int]:
+        """What kernels are launched with. Programs that share an SM share its registers."""
+        options = {"num_warps": self.num_warps}
+        if target.backend == "cuda" and self.channels >= target.num_sms:
+            options["maxnreg"] = REGISTERS_OF_THREAD
+        return options
+
+
 @dataclass(frozen=True)
-class Config:
+class Config(Resident):
     """How rows are moved; every field is the same on all ranks.
 
     Units   channels: programs of each kernel; block: elements that one moves at a time
@@ -155,12 +189,6 @@ class Config:
         """Do peers read x where it lies, if that is in symmetric memory?"""
         return self.transport in ("sm_pull", "ce_pull")
 
-    def most_channels(self, target: Target) -> int:
-        """Programs that are resident together, beside one of another kernel: one on each SM, or as
-        many as have THREADS_OF_SM together, which then may not use more registers each."""
-        of_sm = THREADS_OF_SM // (32 * self.num_warps) if target.backend == "cuda" else 1
-        return (target.num_sms - 1) * max(1, of_sm)
-
     def check(self, problem: Any, target: Target) -> None:
         """Raises  ConfigError: a field that does not fit the problem or the target"""
         op, known = problem.op, problem.transports
@@ -177,16 +205,8 @@ class Config:
                 f"{op}: transport={self.transport!r} reaches into peers' memory, but the world "
                 f"has {len(problem.nodes)} nodes; take one of {far}"
             )
-        if not 1 <= self.channels <= self.most_channels(target):
-            raise ConfigError(
-                f"{op}: channels={self.channels}; programs that wait for peers must all be "
-                f"resident, beside one of another kernel: {target} takes 1 to "
-                f"{self.most_channels(target)} of {self.num_warps} warps"
-            )
-        if self.block < 16 or self.block & (self.block - 1):
-            raise ConfigError(f"{op}: block={self.block}; it must be a power of two from 16 on")
-        if self.num_warps not in (1, 2, 4, 8, 16):
-            raise ConfigError(f"{op}: num_warps={self.num_warps}; it must be 1, 2, 4, 8 or 16")
+        self.check_channels(op, target)
+        fields.check_powers_of_two(op, self, "block")
 
     def can(self, problem: Any, target: Target) -> bool:
         """Is this transport one that the operator has, for this problem, on this target?"""
@@ -196,13 +216,6 @@ class Config:
         if one is None or (self.transport == "sm_pull" and problem.num_ranks == 1):
             return False
         return len(problem.nodes) == 1 or one.reaches_far
-
-    def options(self, target: Target) -> dict[str, int]:
-        """What kernels are launched with. Programs that share an SM share its registers."""
-        options = {"num_warps": self.num_warps}
-        if target.backend == "cuda" and self.channels >= target.num_sms:
-            options["maxnreg"] = REGISTERS_OF_THREAD
-        return options
 
     def _check_library(self, problem: Any, target: Target) -> None:
         op = problem.op
@@ -253,11 +266,6 @@ def _others(problem: Any, rows: Sequence[Row]) -> Iterator[Row]:
             yield Row(tuning_table.ANY, name, 128, 4, 16)
         else:
             yield Row(tuning_table.ANY, name, rows[-1].channels, 8, 64)
-
-
-def choose(problem: Any, target: Target) -> Config:
-    """The configuration to take when nothing was measured: a pure function of both."""
-    return next(candidates(problem, target))
 
 
 # ---------------------------------------------------------------------------------------------
@@ -312,14 +320,11 @@ class Call:
         shape = (problem.out_rows(world.rank), *x.shape[1:])
         if out is not None:
             check_out(problem.op, out, shape, x.dtype, world)
-        config = config or choose(problem, world.target)
+        config = config or config_of(world, problem)
         config.check(problem, world.target)
         self.world, self.problem, self.config = world, problem, config
         self._operator_call = world.operator_call
-        # One element in its memory: torch makes a tensor like it in half the time that a shape
-        # takes. Of one element or none the strides would be 0.
-        small = shape if math.prod(shape) <= 1 else ()
-        self._like = torch.empty(small, dtype=x.dtype, device=x.device).expand(shape)
+        self._like = like(shape, x.dtype, x.device)
         self.transport = problem.transports.get(config.transport, Transport())
         takes_out = any("shares_out" in one.arg_names for one in self.transport.programs)
         self.shares_out = takes_out and out is not None and is_on_heap(world, out)
@@ -361,10 +366,11 @@ class Call:
             return partial(self._launch_with_slot, program)
         return self._launches(program)
 
-    def take_slot(self) -> Any:
+    def acquire_slot(self) -> Any:
         """A slot for this call; each transport has one of its own shape."""
-        problem, config = self.problem, self.config
-        return self.world.workspace(f"{problem.op}.{config.transport}", *problem.workspace(config))
+        key = f"{self.problem.op}.{self.config.transport}"
+        buffers, signals = self.problem.workspace(self.config)
+        return self.world.workspace(key, signals=signals, shared=buffers)
 
     def launch(
         self, program: Any, config: Config, slot: Any, x: Any, out: Any, **more: Any
@@ -376,7 +382,7 @@ class Call:
         program[(config.channels,)](*given, **config.options(self.world.target))
 
     def _launch_with_slot(self, program: Any, x: Any, out: Any) -> None:
-        self.launch(program, self.config, self.take_slot(), x, out)
+        self.launch(program, self.config, self.acquire_slot(), x, out)
 
     def _launches(self, program: Any) -> Launches:
         """Launches of a program with a mailbox, one program for each tile that there is."""
@@ -524,9 +530,9 @@ def card(kind: Any, reference: Any, run: Any, *, on_heap: Sequence[str] = (), **
     """An exchange's card; `on_heap` are transports that are also tried with x in symmetric memory.
     `more` is what is peculiar to the operator."""
     shape = {"m": 8, "n": 40}
-    fields: dict[str, Any] = {
-        "make_problem": partial(make_problem, kind), "make_inputs": make_inputs, "fake": fake,
-        "kernels": described.kernels_of(run, more.get("make_inputs", make_inputs), candidates),
+    given: dict[str, Any] = {
+        "make_inputs": make_inputs, "fake": fake,
+        "kernels": described.KernelsOf(run, more.get("make_inputs", make_inputs), candidates),
         "dtypes": kind.dtypes,
         "default_shape": {"m": 256, "n": 256}, "smallest_config": {"block": 16},
         "trials": (
@@ -540,5 +546,5 @@ def card(kind: Any, reference: Any, run: Any, *, on_heap: Sequence[str] = (), **
     }  # fmt: skip
     return Op(
         name=kind.op, problem=kind, config=Config, reference=reference, run=run,
-        candidates=candidates, takes_nodes=True, **{**fields, **more},
+        candidates=candidates, takes_nodes=True, **{**given, **more},
     )  # fmt: skip

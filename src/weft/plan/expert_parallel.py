@@ -3,33 +3,31 @@ memory and cards. Which rows go where is in weft.tiles.experts."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from functools import partial
 from math import ceil
 from typing import Any, NamedTuple
 
 import torch
 
 from weft.base import fields
-from weft.base.errors import ConfigError, ShapeError
+from weft.base.card import UNFUSED
+from weft.base.errors import ShapeError
 from weft.base.parts import full_part
 from weft.base.target import Target
 from weft.compiler.experts import Tables
 from weft.plan import described, exchanges
-from weft.plan.exchanges import Transport
+from weft.plan.choices import config_of
 from weft.plan.routing import ByTables, tokens_together
-from weft.plan.vectors import PACKET_BYTES, power_of_two
+from weft.plan.vectors import power_of_two
 from weft.tiles import experts
 
 MOST_COLUMNS = 1024
 # What a thread has of the rows that are moved together.
-THREADS, THREAD_BYTES, PACKETS_OF_THREAD = 256, 64, 4
+THREADS, THREAD_BYTES = 256, 64
 # Channels where each has a tile of tokens at most, and where it has more: then two share an SM, and
 # one sends while the other stores. Read with these, no others tried.
 FEW_CHANNELS, MOST_CHANNELS = 128, 256
-# Up to so many bytes of a rank's rows they travel as packets, as all_gather's do; unmeasured.
-FEW_BYTES = 1 << 19
 
 
 @dataclass(frozen=True)
@@ -44,8 +42,6 @@ class Problem(ByTables, exchanges.Problem):
     top_k: int = 1
     tile_m: int = 128
     capacity: int = -1
-
-    transports = {"sm_push": Transport(reaches_far=True), "ll": Transport()}
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -68,11 +64,6 @@ class Problem(ByTables, exchanges.Problem):
         return rank * self.own_experts
 
     @property
-    def packed_bytes(self) -> int:
-        """What all that travels in packets divides by."""
-        return self.row_bytes
-
-    @property
     def num_tokens(self) -> int:
         """Places of tokens: `rows` for each rank."""
         return self.num_ranks * self.rows
@@ -89,34 +80,26 @@ class Problem(ByTables, exchanges.Problem):
 
 
 @dataclass(frozen=True)
-class Config(exchanges.Config):
+class Config(exchanges.Resident):
     """How rows are moved; every field is the same on all ranks.
 
-    Units   channels: programs; tokens: that one moves at a time; block: elements of each, packets
-            of 4 bytes where those are dispatched; batch: tokens whose choices a program looks at
-            together
+    Units   channels: programs; tokens: that one moves at a time; block: elements of each; batch:
+            tokens whose choices a program looks at together. transport: sm_push, or unfused
     """
 
-    transport: str = "sm_push"
+    channels: int = 16
     block: int = 1024
+    num_warps: int = 8
     tokens: int = 4
     batch: int = 32
-
-    by_library = False
-
-    def can(self, problem: Any, target: Target) -> bool:
-        is_packed = not problem.packed_bytes % PACKET_BYTES
-        return super().can(problem, target) and (is_packed or not self.by_packets)
+    transport: str = "sm_push"
 
     def check(self, problem: Problem, target: Target) -> None:
         """Raises  ConfigError: a field that does not fit the problem or the target"""
-        super().check(problem, target)
+        fields.check_one_of(problem.op, self, "transport", ("sm_push", UNFUSED))
+        self.check_channels(problem.op, target)
+        fields.check_powers_of_two(problem.op, self, "block")
         fields.check_powers_of_two(problem.op, self, "tokens", "batch", least=1)
-        if not self.can(problem, target):
-            raise ConfigError(
-                f"{problem.op}: transport='ll' with rows of {problem.row_bytes} bytes; what "
-                f"packets carry must divide by {PACKET_BYTES}: take sm_push"
-            )
 
     def grid(self, problem: Problem) -> int:
         """Channels that have tokens: as many on every rank."""
@@ -128,38 +111,22 @@ class Config(exchanges.Config):
 
 
 def candidates(problem: Problem, target: Target) -> Iterator[Config]:
-    """Configurations worth measuring, the one to take unmeasured first."""
-    few = problem.shard_bytes <= FEW_BYTES
-    for transport in ("ll", "sm_push") if few else ("sm_push", "ll"):
-        one = _config(problem, target, transport)
-        if one.can(problem, target):
-            yield one
-
-
-def _config(problem: Problem, target: Target, transport: str) -> Config:
+    """The configuration to take."""
     if target.backend == "emu":
-        return Config(transport, channels=2, block=1024, tokens=2, batch=4, num_warps=4)
-    by_packets = transport == "ll"
-    size = min(PACKET_BYTES, problem.word_bytes) if by_packets else problem.word_bytes
+        yield Config(channels=2, block=1024, tokens=2, batch=4, num_warps=4)
+        return
+    size = problem.word_bytes
     length = max(1, problem.row_bytes // size)
     # A power of two that divides the row, if that is not too small.
     block = max(128, min(1024, length & -length))
-    of_thread = PACKETS_OF_THREAD * PACKET_BYTES if by_packets else THREAD_BYTES
-    tokens = max(1, THREADS * of_thread // (block * size))
+    tokens = max(1, THREADS * THREAD_BYTES // (block * size))
     # Of few tokens each has a channel, which moves longer parts of it, if it has any.
     while tokens > 1 and ceil(problem.rows / tokens) < FEW_CHANNELS:
         tokens, block = tokens // 2, max(block, min(2 * block, power_of_two(length)))
     channels = FEW_CHANNELS if ceil(problem.rows / tokens) <= FEW_CHANNELS else MOST_CHANNELS
-    one = Config(
-        transport, channels=channels, block=block, tokens=tokens,
-        batch=min(32, tokens_together(problem.top_k)), num_warps=THREADS // target.warp_size,
-    )  # fmt: skip
-    return replace(one, channels=min(one.channels, one.most_channels(target)))
-
-
-def choose(problem: Problem, target: Target) -> Config:
-    """The configuration to take when nothing was measured: a pure function of both."""
-    return next(candidates(problem, target))
+    batch, num_warps = min(32, tokens_together(problem.top_k)), THREADS // target.warp_size
+    one = Config(channels, block, num_warps, tokens, batch)
+    yield replace(one, channels=min(one.channels, one.most_channels(target)))
 
 
 class Handle(NamedTuple):
@@ -183,7 +150,7 @@ class Handle(NamedTuple):
 
 def begin(world: Any, problem: Problem, config: Config | None, kind: str) -> Config:
     """How the call is done, which all ranks do alike: the configuration, checked."""
-    config = config or choose(problem, world.target)
+    config = config or config_of(world, problem)
     config.check(problem, world.target)
     world.operator_call(
         f"{problem.op} m={problem.m},n={problem.n} {problem.dtype} experts={problem.experts} "
@@ -195,31 +162,17 @@ def begin(world: Any, problem: Problem, config: Config | None, kind: str) -> Con
 def memory_of(
     problem: Problem, config: Config, ready: str, **row_bytes: int
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Of a slot: words `ready` for each source and channel, and for each array a row of every
-    token, of so many bytes, or its packets."""
-    arrays: dict[str, Any] = {}
-    signals: dict[str, Any] = {ready: (problem.num_ranks * config.grid(problem), torch.int64)}
-    for name, size in row_bytes.items():
-        if config.by_packets:
-            # A tile's last addresses, though masked, are on the heap too.
-            words = (problem.num_tokens + config.tokens) * (size // PACKET_BYTES) + config.block
-            signals[name] = (words, torch.int64)
-        else:
-            arrays[name] = ((max(8, problem.num_tokens * size),), torch.uint8)
-    return arrays, signals
+    """Of a slot: for each array a row of every token, of so many bytes; words `ready` for each
+    source and channel."""
+    arrays = {
+        name: ((max(8, problem.num_tokens * size),), torch.uint8)
+        for name, size in row_bytes.items()
+    }
+    return arrays, {ready: (problem.num_ranks * config.grid(problem), torch.int64)}
 
 
 # ---------------------------------------------------------------------------------------------
 # The card
-
-
-def make_problem(
-    kind: Any, num_ranks: int, shape: Mapping[str, int], dtype: str, nodes: tuple[int, ...] = (),
-    **more: Any,
-) -> Any:  # fmt: skip
-    """capacity: 0 is room for all."""
-    rest = (shape["experts"], shape["top_k"], shape.get("tile_m", 16), shape.get("capacity") or -1)
-    return kind(shape["m"], shape["n"], num_ranks, dtype, nodes, *rest, **more)
 
 
 def card(
@@ -231,12 +184,12 @@ def card(
     return {
         "problem": kind,
         "config": Config,
-        "make_problem": partial(make_problem, kind),
         "make_inputs": drawn,
         "run": run,
         "candidates": candidates,
-        "kernels": described.kernels_of(run, shaped, candidates),
-        "default_shape": {"m": 64, "n": 64, "experts": 8, "top_k": 2, "capacity": 0},
+        "unfused": (Config(transport=UNFUSED, channels=2),),
+        "kernels": described.KernelsOf(run, shaped, candidates),
+        "default_shape": {"m": 64, "n": 64, "experts": 8, "top_k": 2, "capacity": -1},
         "smallest": {"m": 2, "n": 16, "experts": 2, "top_k": 1},
         "smallest_config": {"channels": 1, "block": 16, "tokens": 1},
         "awkward_shapes": (

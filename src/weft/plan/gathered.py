@@ -6,26 +6,25 @@ is a traced program's plan; `Call` runs it, or the libraries instead.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import ceil
 from typing import Any, ClassVar
 
 import torch
-from torch.autograd.graph import increment_version
 
 from weft.base.dtypes import DTYPES, FLOATS, parse_dtype
 from weft.base.errors import DtypeError, ShapeError
-from weft.base.parts import full_part, part_of
-from weft.compiler import Shard, Tensor, dtensors, frontend, gather_schedules
+from weft.base.target import Target
+from weft.compiler import Shard, Tensor, dtensors, frontend, gather_schedules, schedules
 from weft.compiler.gather_schedules import BLOCK_K, BLOCKS, LIBRARY, Config
-from weft.ir.device import scales_of
 from weft.ir.task import Program
 from weft.plan import call_cache, nccl
-from weft.plan.problems import check_sizes, nodes_of
-from weft.plan.runner import new_runner
+from weft.plan.problems import Split, check_sizes, nodes_of, product_of
 from weft.plan.summed import AWKWARD_SHAPES as AWKWARD_SHAPES
+from weft.plan.summed import ProductCall
+from weft.tiles import blocking
 
 # Scales of fp8: one for each row of A and column of B, or one for 1 x 128 of A and 128 x 128 of B.
 ROWS = "rows"
@@ -34,7 +33,7 @@ SUPPORTED = (*FLOATS, *FP8)
 
 
 @dataclass(frozen=True)
-class Problem:
+class Problem(Split):
     """m rows over all ranks, n columns and k of each rank; dtypes by torch's names.
 
     `b_is_nk`: B lies in memory as [n, k], as weights usually do. Sums are in fp32. `nodes` counts
@@ -53,6 +52,13 @@ class Problem:
     scaling: str = ""
 
     op: ClassVar[str] = "ag_gemm"
+    sizes: ClassVar[tuple[str, ...]] = ("m", "n", "k")
+    transports: ClassVar[tuple[str, ...]] = (*gather_schedules.TRANSPORTS, LIBRARY)
+    templates: ClassVar[tuple[str, ...]] = schedules.TEMPLATES
+    is_summed: ClassVar[bool] = False
+    # What its templates and the library take, for messages.
+    of_sm90: ClassVar[tuple[str, str]] = "", "16-bit operands, or fp8 with b as [n, k], to 16 bits,"
+    of_library: ClassVar[str] = ", of one node, and a result of the operands' dtype"
 
     def __post_init__(self) -> None:
         scaled = parse_dtype(self.dtype).name in FP8
@@ -73,22 +79,38 @@ class Problem:
         """Rows and columns of what a rank ends with."""
         return self.m, self.n
 
+    def types(self) -> dict[str, Tensor]:
+        """Of the program's parameters, the gathered one first, with m open."""
+        return {"a": Tensor(self.dtype, ("m", self.k), Shard(0)),
+                "b": Tensor(self.dtype, (self.k, self.n * self.num_ranks), Shard(1))}  # fmt: skip
+
+    @property
+    def options(self) -> dict[str, str]:
+        """What the traced function takes beside its tensors."""
+        return {"dtype": self.out_dtype, "scaling": self.scaling}
+
     @property
     def is_empty(self) -> bool:
         return 0 in (self.m, self.n, self.k)
 
-    @property
-    def rows(self) -> int:
-        """Rows of a full shard."""
-        return full_part(self.m, self.num_ranks)
+    def can_use_tma(self, target: Target) -> bool:
+        """Do the rows of A, B and C begin where TMA can read them, whichever way B lies? That may
+        differ by rank, and a choice may not."""
+        rows = [self.k * self.itemsize, self.n * self.itemsize]
+        return blocking.can_use_tma(target, [*rows, self.n * self.out_itemsize])
 
-    def shard(self, rank: int) -> tuple[int, int]:
-        """The rows first .. end - 1 that `rank` holds."""
-        return part_of(self.m, rank, self.num_ranks)
+    def can_use_sm90(self, target: Target) -> bool:
+        """Does the template for Hopper take this problem there?"""
+        # Its communication CTAs store directly: tiles do not reach other nodes from Gluon.
+        is_hopper = target.arch == 90 and len(self.nodes) <= 1
+        is_16_bit = self.itemsize == 2 or (self.itemsize == 1 and self.b_is_nk)
+        return is_hopper and is_16_bit and self.out_itemsize == 2 and self.can_use_tma(target)
 
-    @property
-    def itemsize(self) -> int:
-        return DTYPES[self.dtype].itemsize
+    def can_use_library(self, target: Target) -> bool:
+        """Can NCCL and cuBLAS do the same there? Where they may be faster, they were measured."""
+        is_even = self.is_even and self.num_ranks > 1
+        is_alike = self.out_dtype == self.dtype and not self.scaling
+        return target.backend == "cuda" and is_even and is_alike and len(self.nodes) <= 1
 
     @property
     def out_itemsize(self) -> int:
@@ -102,11 +124,6 @@ class Problem:
     def flops(self) -> int:
         """Of one rank."""
         return 2 * self.m * self.n * self.k
-
-    @property
-    def gathered_bytes(self) -> int:
-        """What one rank receives when all shards are full."""
-        return (self.m - min(self.rows, self.m)) * self.k * self.itemsize
 
     @property
     def memory_bytes(self) -> int:
@@ -124,30 +141,7 @@ def problem_of(
     Raises  ShapeError, DtypeError: tensors that do not fit together, or the world
     """
     op = Problem.op
-    for name, tensor in (("a", a), ("b", b)):
-        if tensor.dim() != 2:
-            shape = tuple(tensor.shape)
-            raise ShapeError(f"{op}: {name} has shape {shape}; it must have two dimensions")
-        if tensor.device != world.device:
-            raise ShapeError(
-                f"{op}: {name} is on {tensor.device} but the world on {world.device}; move it "
-                "there with .to(world.device)"
-            )
-    (rows, k), (k_b, n) = a.shape, b.shape
-    if k != k_b:
-        raise ShapeError(f"{op}: a has k={k} but b has k={k_b}; pass b as [k, n], not [n, k]")
-    if a.dtype != b.dtype:
-        raise DtypeError(f"{op}: a is {a.dtype} but b is {b.dtype}; convert one of them")
-    is_nk = not b.is_contiguous()
-    for name, one, also in (
-        ("a", a, ""), ("b", b.t() if is_nk else b, ", or a transposed contiguous [n, k]")
-    ):  # fmt: skip
-        if not one.is_contiguous():
-            given = {"a": a, "b": b}[name]
-            raise ShapeError(
-                f"{op}: {name} of shape {tuple(given.shape)} has strides {given.stride()}; it must "
-                f"be contiguous{also}: pass {name}.contiguous()"
-            )
+    rows, n, k, is_nk = product_of(op, a, b, world)
     sized_by = out if m is None and out is not None and out.dim() else None
     if m is None:
         m = rows * world.num_ranks if sized_by is None else sized_by.shape[0]
@@ -189,15 +183,15 @@ def scaling_of(a: torch.Tensor, b: torch.Tensor, scales: tuple[Any, Any]) -> str
     known, fitting = scale_shapes(*a.shape, b.shape[1]), []
     for i, (name, scale) in enumerate(named.items()):
         if scale.dtype != torch.float32 or scale.device != a.device:
-            told = f"{name} is {scale.dtype} on {scale.device}; it must be float32 on {a.device}"
-            raise DtypeError(f"{op}: {told}")
+            message = f"{name} is {scale.dtype} on {scale.device}; it must be float32 on {a.device}"
+            raise DtypeError(f"{op}: {message}")
         shape = tuple(scale.shape)
         kinds = [kind for kind, fits in known.items()
                  if fits[i] == shape or (kind == ROWS and scale.numel() == 1)]  # fmt: skip
         if not kinds:
-            told = " or ".join(f"{fits[i]} ({kind})" for kind, fits in known.items())
-            told = f"{name} has shape {shape}; it must be {told}, or one number"
-            raise ShapeError(f"{op}: {told}")
+            message = " or ".join(f"{fits[i]} ({kind})" for kind, fits in known.items())
+            message = f"{name} has shape {shape}; it must be {message}, or one number"
+            raise ShapeError(f"{op}: {message}")
         fitting.append(kinds)
     if both := [kind for kind in fitting[0] if kind in fitting[1]]:
         return both[0]
@@ -224,88 +218,45 @@ def in_fp32(problem: Problem, inputs: Mapping[str, Any], name: str) -> torch.Ten
 # Calls
 
 
-def traced(function: Callable[..., Any] | None, problem: Problem) -> Program:
+def traced(function: Callable[..., Any], problem: Problem) -> Program:
     """The program of one problem's sizes but for m, which is open."""
-    return _traced(function, replace(problem, m=0, nodes=(), b_is_nk=False))
+    return _traced(function, replace(problem, m=0, nodes=()))
 
 
 @lru_cache(maxsize=256)
 def _traced(function: Any, problem: Problem) -> Program:
-    one, columns = problem, problem.n * problem.num_ranks
-    types = {"a": Tensor(one.dtype, ("m", one.k), Shard(0)),
-             "b": Tensor(one.dtype, (one.k, columns), Shard(1))}  # fmt: skip
-    made = frontend.trace(function, "tp", types, dtype=one.out_dtype, scaling=one.scaling)
-    return replace(made, name=one.op)
+    made = frontend.trace(function, "tp", problem.types(), **problem.options)
+    return replace(made, name=problem.op)
 
 
-class Call:
-    """What calls with one problem and one configuration share on one rank: found once, kept.
-
-    `tensors` describe them, for `world.operator_call`.
-    """
-
-    tensors = ""
+class Call(ProductCall):
+    """Of a product of gathered rows, which the first of `tensors` are."""
 
     def __init__(
-        self, world: Any, problem: Problem, config: Config, tensors: Sequence[Any],
-        program: Callable[..., Any] | None = None,
+        self, world: Any, problem: Problem, config: Config, tensors: Mapping[str, Any],
+        program: Callable[..., Any],
     ) -> None:  # fmt: skip
         config.check(problem, world.target)
-        self.world, self.problem, self.is_empty = world, problem, problem.is_empty
-        self.program = program
-        self.out_dtype = getattr(torch, problem.out_dtype)
-        # What all ranks must call alike.
-        sizes = f"m={problem.m},n={problem.n},k={problem.k}"
-        self.name = f"{config.op} {sizes} {problem.dtype} {config}"
-        is_fused = config.transport != LIBRARY and not self.is_empty
-        self.runner: Any = self._new_runner(config, *tensors) if is_fused else None
+        stages = None
+        if config.transport != LIBRARY and not problem.is_empty:
+            made = traced(program, problem)
+            stages = gather_schedules.planned(made, config, problem, world.target)
+        out = problem.result, problem.out_dtype
+        super().__init__(world, problem, config, tensors, stages, *out)
 
-    def _new_runner(self, config: Config, *tensors: Any) -> Any:
-        """What runs it where one kernel does all."""
-        problem = self.problem
-        program = traced(self.program, problem)
-        stages = gather_schedules.planned(program, config, problem, self.world.target)
-        return new_runner(self.world, stages, _named(*tensors), {"m": problem.m})
+    def _run_unfused(self, out: torch.Tensor, **tensors: Any) -> None:
+        own, right = (tensors[name] for name in self.problem.types())
+        whole = torch.empty((self.problem.m, self.problem.k), dtype=own.dtype, device=own.device)
+        nccl.all_gather(self.world, own, whole)
+        self._multiply(whole, right, out)
 
     def _multiply(self, gathered: Any, b: Any, out: Any) -> None:
         """The library's product."""
         torch.mm(gathered, b, out=out)
 
-    def __call__(self, a: Any, b: Any, out: Any = None, scale_a: Any = None, scale_b: Any = None):
-        """Queue the call; its result. Collective."""
-        if out is None:
-            out = torch.empty(self.problem.result, dtype=self.out_dtype, device=a.device)
-        else:
-            increment_version((out,))
-        # Also said where there is nothing to do: a rank without rows that passes no m takes m for 0
-        self.world.operator_call(self.name, self.tensors)
-        if self.runner is not None:
-            self.runner.queue(_named(a, b, scale_a, scale_b), (out,))
-        elif self.is_empty:
-            out.zero_()
-        else:
-            whole = torch.empty((self.problem.m, self.problem.k), dtype=a.dtype, device=a.device)
-            nccl.all_gather(self.world, a, whole)
-            self._multiply(whole, b, out)
-        return out
-
-
-def _named(a: Any, b: Any, scale_a: Any, scale_b: Any) -> dict[str, Any]:
-    """Tensors as the plan names its buffers."""
-    if scale_a is None:
-        return {"a": a, "b": b}
-    return {"a": a, "b": b, scales_of("a"): scale_a, scales_of("b"): scale_b}
-
 
 # ---------------------------------------------------------------------------------------------
 # The card
-
-
-def make_problem(
-    num_ranks: int, shape: Mapping[str, int], dtype: str, nodes: tuple[int, ...] = (),
-    kind: type[Problem] = Problem,
-) -> Problem:  # fmt: skip
-    return kind(shape["m"], shape["n"], shape["k"], num_ranks, dtype, nodes=nodes)
 
 
 def make_inputs(problem: Problem, rank: int, seed: int = 0) -> dict[str, torch.Tensor]:

@@ -44,8 +44,8 @@ def run_differentiated(
     """
     for task in program.tasks:
         if task.kind in IN_PLACE:
-            told = f"{program.name}: {task.kind} writes its operand in place, so it has no gradient"
-            raise UnsupportedError(f"{told}; call under torch.no_grad()", place=task.place)
+            text = f"{program.name}: {task.kind} writes its operand in place, so it has no gradient"
+            raise UnsupportedError(f"{text}; call under torch.no_grad()", place=task.place)
 
     def unfused(given: Mapping[str, Any]) -> tuple[Any, ...]:
         shares = _Shares(program, world)
@@ -97,37 +97,26 @@ class _Shares:
         if not isinstance(operand, torch.Tensor):  # a router's tables, of which weights have one
             tables = operand.tables._replace(weight_of=self.whole(operand.tables.weight_of))
             return operand._replace(tables=tables)
-        return _Kept.apply(operand, self.world.rank == 0)
+        is_kept = self.world.rank == 0
+        return _Passed.apply(operand, lambda one: one if is_kept else torch.zeros_like(one))
 
     def summed(self, operand: torch.Tensor) -> Any:
-        return _Summed.apply(operand, self.world)
+        """The gradient is the sum of all ranks'."""
+        world, summed = self.world, provider("collectives").all_reduce
+        return _Passed.apply(operand, lambda one: summed(one.contiguous(), world=world))
 
 
-class _Kept(torch.autograd.Function):
-    """The operand; its gradient on one rank alone."""
+class _Passed(torch.autograd.Function):
+    """The operand; its gradient is what `back` makes of it."""
 
     @staticmethod
-    def forward(ctx: Any, operand: torch.Tensor, is_kept: bool) -> torch.Tensor:
-        ctx.is_kept = is_kept
+    def forward(ctx: Any, operand: torch.Tensor, back: Callable[..., Any]) -> torch.Tensor:
+        ctx.back = back
         return operand.view_as(operand)
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple:  # type: ignore[override]
-        return gradient if ctx.is_kept else torch.zeros_like(gradient), None
-
-
-class _Summed(torch.autograd.Function):
-    """The operand; its gradient is the sum of all ranks'."""
-
-    @staticmethod
-    def forward(ctx: Any, operand: torch.Tensor, world: Any) -> torch.Tensor:
-        ctx.world = world
-        return operand.view_as(operand)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple:  # type: ignore[override]
-        summed = provider("collectives").all_reduce(gradient.contiguous(), world=ctx.world)
-        return summed, None
+        return ctx.back(gradient), None
 
 
 class _Again(torch.autograd.Function):

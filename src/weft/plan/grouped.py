@@ -9,19 +9,24 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import partial
+from functools import lru_cache
 from itertools import islice
 from typing import Any, ClassVar
 
 import torch
 
-from weft.base import fields
 from weft.base.errors import ConfigError, ShapeError
 from weft.base.target import Target
-from weft.compiler import Replicate, Tensor, layouts, schedules
+from weft.compiler import Replicate, Tensor, layouts, pipeline
 from weft.compiler.experts import Routing, Tables, dtype_of
+from weft.compiler.lower import unfused
+from weft.compiler.schedules import Config
+from weft.ir.device import Plan
+from weft.ir.task import Program
 from weft.plan import described, operations, summed
-from weft.plan.call_cache import check_out, find_call
+from weft.plan.call_cache import by_layout, check_out, find_call
+from weft.plan.calls import run_calls
+from weft.plan.choices import config_of
 from weft.plan.problems import nodes_of
 from weft.plan.routing import ByTables, random_tables
 from weft.plan.table_launches import GROUP_M
@@ -86,6 +91,14 @@ class Problem(ByTables, summed.Product):
         operands = self.m * self.k + self.experts * self.n * self.k
         return (operands + self.num_slots * self.n) * self.itemsize
 
+    @property
+    def of_sm90(self) -> tuple[str, str]:  # type: ignore[override]
+        has = f", k={self.k} and tables of tile_m={self.tile_m}"
+        return has, (
+            f"16-bit operands, tables of tile_m={gemm_sm90.TILE_M.value} and k in multiples of "
+            f"{gemm_sm90.WIDE.tile_k},"
+        )
+
     def can_use_sm90(self, target: Target) -> bool:
         """Does the template for Hopper take this problem there?"""
         # Rows are copied without masks.
@@ -93,35 +106,9 @@ class Problem(ByTables, summed.Product):
         return is_cut and super().can_use_sm90(target)
 
 
-@dataclass(frozen=True)
-class Config(schedules.Config):
-    """How a call is done, as `Schedule` says; tile_m is the tables'."""
-
-    def check(self, problem: Problem, target: Target) -> None:
-        """Raises  ConfigError: a field that does not fit the problem or the target"""
-        op = problem.op
-        fields.check_one_of(op, self, "transport", problem.transports)
-        fields.check_one_of(op, self, "template", problem.templates)
-        fields.check_ranges(op, self, group_m=(1, 1024))
-        if self.transport == schedules.CE_PUSH and len(problem.nodes) > 1:
-            raise ConfigError(
-                f"{op}: transport={self.transport!r} on {len(problem.nodes)} nodes; copy engines "
-                f"reach the ranks of one node only: take transport={schedules.SM_PUSH!r}"
-            )
-        cut = (problem.tile_m, self.tile_n, self.tile_k)
-        if self.template == "plain":
-            one = Blocking(*cut, self.num_warps, self.num_stages)
-            one.check(op, problem.dtype, problem.dtype, False, target)
-            return
-        if not problem.can_use_sm90(target):
-            raise ConfigError(
-                f"{op}: template='sm90' with {problem.dtype}, k={problem.k} and tables of "
-                f"tile_m={problem.tile_m} on {target}, ranks by nodes {problem.nodes}; it takes "
-                f"16-bit operands with rows of a multiple of {blocking.TMA_BYTES} bytes, k of "
-                f"{gemm_sm90.WIDE.tile_k} elements, tables of tile_m={gemm_sm90.TILE_M.value}, "
-                "compute capability 9.0 and ranks of one node"
-            )
-        gemm_sm90.check(op, *cut, self.num_stages, target)
+@lru_cache(maxsize=256)
+def _library_calls(program: Program) -> Plan:
+    return unfused.lower(pipeline.compile_program(program).tasks["place"])
 
 
 def candidates(config: type[Config], problem: Problem, target: Target) -> Iterator[Any]:
@@ -198,41 +185,39 @@ def as_operation(
     return operations.as_operation(op, world, tensors, **rest)
 
 
+class Call(summed.Call):
+    """Of a product with experts."""
+
+    def _run_unfused(self, out: torch.Tensor, **tensors: Any) -> None:
+        """The plan of library calls, one after the other."""
+        calls = _library_calls(self.problem.traced())
+        (made,) = run_calls(calls, tensors, {"m": self.problem.m}, world=self.world)
+        out.copy_(made)
+
+
 def run(
-    kind: Any, choose: Callable[..., Config], world: Any, x: Any, b: Any, routing: Routing,
+    kind: Any, world: Any, x: Any, b: Any, routing: Routing,
     config: Config | None, out: Any,
 ) -> torch.Tensor:  # fmt: skip
     """A call of the operator, whose Problem is `kind`."""
 
-    def make(world: Any, x: Any, b: Any, out: Any, routing: Routing, config: Any) -> summed.Call:
+    def make(world: Any, x: Any, b: Any, out: Any, routing: Routing, config: Any) -> Call:
         problem = problem_of(kind, world, x, b, routing, out)
-        config = config or choose(problem, world.target)
-        config.check(problem, world.target)
+        config = config or config_of(world, problem)
         config = replace(config, tile_m=problem.tile_m)
-        return summed.Call(world, problem, config, {"x": x, "b": b, "routing": routing})
+        return Call(world, problem, config, {"x": x, "b": b, "routing": routing})
 
     call = find_call(world, kind.op, (x, b, out), (routing, config), make, _key)
     return call(out, x=x, b=b, routing=routing)
 
 
 def _key(world: Any, tensors: Sequence[Any], rest: tuple) -> tuple:
-    """What tells calls apart: where tensors lie is no matter here."""
     routing, config = rest
-    return (config, routing.tile_m, *[
-        None if one is None else (type(one), one.shape, one.stride(), one.dtype, one.get_device())
-        for one in (*tensors, *routing.tables)
-    ])  # fmt: skip
+    return by_layout(world, (*tensors, *routing.tables), (config, routing.tile_m))
 
 
 # ---------------------------------------------------------------------------------------------
 # The card
-
-
-def make_problem(
-    kind: Any, num_ranks: int, shape: Mapping[str, int], dtype: str, nodes: tuple[int, ...] = ()
-) -> Any:
-    rest = (shape["k"], False, shape["experts"], shape["top_k"], shape.get("tile_m", 16))
-    return kind(shape["m"], shape["n"], num_ranks, dtype, nodes, *rest)
 
 
 def make_inputs(problem: Problem, rank: int, seed: int = 0) -> dict[str, torch.Tensor]:
@@ -276,11 +261,10 @@ def card(kind: type[Problem], call: Callable[..., Any], found: Callable[..., Any
     run.__module__ = call.__module__
     return {
         "problem": kind,
-        "make_problem": partial(make_problem, kind),
         "make_inputs": make_inputs,
         "run": run,
         "candidates": found,
-        "kernels": described.kernels_of(run, shaped_inputs, found),
+        "kernels": described.KernelsOf(run, shaped_inputs, found),
         "program": kind.traced,
         "fake": summed.fake,
         "takes_nodes": True,

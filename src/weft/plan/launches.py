@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from math import ceil
 from typing import Any, NamedTuple
 
+from weft.base.elements import Axes
 from weft.base.parts import part_of
 from weft.base.target import Target
 from weft.ir.device import Launch
@@ -43,8 +44,8 @@ class KernelLaunch:
     # Of a product's; whether operands must begin at 16 bytes, or the ranks' tiles would differ.
     schedule: Schedule | None = None
     needs_aligned: bool = False
-    # Signal words of a channel that its tiles announce one by one; columns of its result.
-    num_words: int
+    # Of the signals of a channel that its tiles announce one by one; columns of its result.
+    axes: Axes
     n: int = 1
     # Of the slot, by name, beside the plan's own; and by the buffer that packets are of its array.
     buffers: Mapping[str, tuple] = {}
@@ -88,8 +89,7 @@ def can_use_tma(sized: Any, itemsize: int, target: Target, out_itemsize: int = 0
 
 def is_for_hopper(itemsize: int, nodes: tuple[int, ...], target: Target) -> bool:
     """May the template for Hopper take it? Kernels in Gluon put nothing to other nodes' ranks."""
-    is_hopper = target.backend == "cuda" and target.arch == 90
-    return is_hopper and itemsize == 2 and len(nodes) <= 1
+    return target.arch == 90 and itemsize == 2 and len(nodes) <= 1
 
 
 def chunk_of(tile_m: int, tile_n: int, itemsize: int = 2) -> tuple[int, int]:

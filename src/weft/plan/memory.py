@@ -1,19 +1,20 @@
-"""Where a plan's buffers and signal words lie at given sizes.
+"""Where a plan's buffers and signals lie at given sizes.
 
-Symmetric buffers are in one slot of a workspace, laid out as the allocate pass says; so are the
-words of all channels, in one array, and in others those that hold zeros between calls. Local memory
-is shared by calls of all sizes. Results are made at each call.
+Symmetric buffers are in one slot of a workspace, laid out as the allocate pass says. Beside them is
+a signal array for each channel, by whose name findings and tables of waits call it. Local memory is
+shared by calls of all sizes. Results are made at each call.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from functools import cached_property
 from math import prod
 from typing import Any
 
 import torch
 
+from weft.base.elements import Axes
 from weft.base.errors import UnsupportedError
 from weft.compiler.lower import kernels
 from weft.compiler.passes import allocate
@@ -22,26 +23,18 @@ from weft.plan.launches import KernelLaunch
 from weft.plan.sizes import SizedPlan
 
 
-@dataclass(frozen=True)
-class Words:
-    """Where words lie in one of the slot's arrays: where a call's epochs are set, or one that holds
-    zeros between calls, whatever else a slot is used for."""
-
-    first: int
-    count: int
-    array: str = "words"
-
-
 class Memory:
     """The memory of a plan on one rank, for the kernels that it launches, by name."""
 
     def __init__(self, sized: SizedPlan, launches: Mapping[str, KernelLaunch]) -> None:
         self.sized, self.plan, self.world = sized, sized.plan, sized.world
         self.launches = launches
-        self.words: dict[str, Words] = {}
+        # By array of signals what its indices stand for. One holds a call's epochs or, as tokens
+        # do, zeros between calls: never now this, now that.
+        self.axes: dict[str, Axes] = {}
         for channel in sized.channels.values():
             if channel.by != "packet":
-                self._place_words(channel)
+                self._add_signals(channel)
         self._regions = allocate.layout(self.plan, sized.sizes, self.world.num_ranks)
         kept = [one for one in self._of_role("local") if one.buffer not in self.plan.results]
         ends = (max(1, one.offset + one.num_bytes) for one in kept)
@@ -52,69 +45,73 @@ class Memory:
         self._is_credited = any(getattr(step, "takes", False) for step in self.plan.steps)
         # Halves of boxes take turns; and whoever waits for credits waits for those of every call.
         self._num_slots = 1 if self._packets and not self._is_credited else None
-        self._asked: tuple[str, dict[str, Any], dict[str, Any]] = self._request()
+        self._wanted = self._request()
+        device = self.world.device
+        self._likes = [
+            like(sized.shape(name), getattr(torch, sized.buffers[name].dtype), device)
+            for name in self.plan.results
+        ]
 
-    def _place_words(self, channel: Channel) -> None:
-        """Give the channel its words; beside tokens there are as many others of two kinds."""
-        count, named = self._count_words(channel), {channel.name: "words"}
+    def _add_signals(self, channel: Channel) -> None:
+        """Give the channel its array; beside tokens there are as many others of two kinds."""
+        names = [channel.name]
         if channel.to == "engine":
-            stored, told = kernels.beside_tokens(channel)
-            named = {channel.name: "tokens", stored: "stored", told: "words"}
-        for name, array in named.items():
-            there = [one for one in self.words.values() if one.array == array]
-            # Each begins at 16 bytes: Triton specialises kernels by that.
-            first = sum(one.count + one.count % 2 for one in there)
-            self.words[name] = Words(first, count, array)
+            names += kernels.beside_tokens(channel)
+        self.axes |= dict.fromkeys(names, self._axes_of(channel))
 
-    def _count_words(self, channel: Channel) -> int:
+    def _axes_of(self, channel: Channel) -> Axes:
         if isinstance(channel.chunks, int):
-            return self.world.num_ranks * channel.chunks * self.sized.chunks_of(channel)
+            ranks = "for rank" if channel.to == "engine" else "from rank"
+            chunks = channel.chunks * self.sized.chunks_of(channel)
+            return (ranks, self.world.num_ranks), ("chunk", chunks)
         makers = [one for one in self.launches.values() if channel.name in one.launch.announces]
         if not makers:
             raise UnsupportedError(
                 f"{self.plan.name}: no kernel is known that announces {channel.name}",
                 place=channel.place,
             )
-        return makers[0].num_words
+        return makers[0].axes
 
     def _of_role(self, role: str) -> list[allocate.Region]:
         return [one for one in self._regions.values() if one.role == role]
 
     # ---- at each call
 
-    def take_slot(self, take: Callable[..., Any] | None = None) -> Any:
-        """The next one. `take` without a turn: the world's `reserve`."""
-        return (take or self.world.workspace)(*self._asked, num_slots=self._num_slots)
+    @cached_property
+    def slots(self) -> Any:
+        """What its calls ask the world for: to `take` one at each, or to `reserve` it."""
+        key, buffers, signals, shared = self._wanted
+        return self.world.asked(
+            key, buffers, signals, num_slots=self._num_slots, shared=shared, axes=self.axes
+        )
 
     def goes_with(self, other: Memory) -> None:
         """Slots hold what the other plan's calls need too, which are of the same problem: so they
-        never grow between them."""
-        (name, buffers, signals), (_, others, theirs) = self._asked, other._request()
-        self._asked = name, _larger(buffers, others), _larger(signals, theirs)
+        never grow between them. Before any of them is called."""
+        (name, *parts), (_, *others) = self._wanted, other._request()
+        buffers, signals, shared = map(_larger, parts, others)
+        self._wanted = (name, buffers, signals, shared)
 
-    def _request(self) -> tuple[str, dict[str, Any], dict[str, Any]]:
-        """What slots are called, and their buffers and signals by name, each in one dimension, with
-        its dtype."""
+    def _request(self) -> tuple[str, Any, Any, Any]:
+        """What slots are called; their buffers, their signals, and the buffers that calls of other
+        programs share, by name, each in one dimension, with its dtype."""
         ends = [one.offset + one.num_bytes for one in self._of_role("symmetric")]
-        buffers: dict[str, Any] = {}
-        if ends:
-            buffers["memory"] = ((max(ends),), torch.uint8)
-        signals = {"words": (1, torch.int64)}
-        for one in self.words.values():
-            num_words = max(one.first + one.count, signals.get(one.array, (1,))[0])
-            signals[one.array] = (num_words, torch.int64)
+        memory = {"memory": ((max(ends),), torch.uint8)} if ends else {}
+        buffers: dict[str, Any] = {} if self._is_credited else memory
+        signals: dict[str, Any] = {
+            name: (_count(axes), torch.int64) for name, axes in self.axes.items()
+        }
         for launch in self.launches.values():
             buffers |= launch.buffers
             signals |= launch.signals
         name = f"program {self.plan.name}"
-        if self._packets and not self._is_credited:
+        if not self._is_credited:
             name += " without credits"
-        return name, buffers, signals
+        return name, buffers, signals, memory if self._is_credited else None
 
-    def words_of(self, slot: Any, name: str) -> torch.Tensor:
-        """A channel's words in the slot."""
-        words = self.words[name]
-        return getattr(slot, words.array)[words.first : words.first + words.count]
+    def signals_of(self, slot: Any, name: str) -> torch.Tensor:
+        """A channel's in the slot, which may have room for more."""
+        return getattr(slot, name)[: _count(self.axes[name])]
 
     def local(self) -> torch.Tensor | None:
         """What lies between the steps of a call, in memory that calls of all sizes share."""
@@ -122,15 +119,9 @@ class Memory:
             return None
         return self.world.scratch(f"program {self.plan.name}", self._local_bytes)
 
-    def results(self) -> list[torch.Tensor]:
+    def results(self) -> tuple[torch.Tensor, ...]:
         """Fresh ones."""
-        return [
-            torch.empty(
-                self.sized.shape(name), dtype=getattr(torch, self.sized.buffers[name].dtype),
-                device=self.world.device,
-            )
-            for name in self.plan.results
-        ]  # fmt: skip
+        return tuple(map(torch.empty_like, self._likes))
 
     def bind(
         self, tensors: Mapping[str, Any], results: Sequence[torch.Tensor], slot: Any
@@ -155,8 +146,21 @@ class Memory:
         return found
 
 
-def _larger(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
-    """Of two requests the larger part of each name."""
+def like(shape: Sequence[int], dtype: torch.dtype, device: Any) -> torch.Tensor:
+    """What `torch.empty_like` makes such a tensor of, in half the time that a shape takes it: one
+    element in memory, of which all are views; but of one or none the strides would be 0."""
+    small = shape if prod(shape) <= 1 else ()
+    return torch.empty(small, dtype=dtype, device=device).expand(shape)
+
+
+def _count(axes: Axes) -> int:
+    return prod(extent for _, extent in axes)
+
+
+def _larger(one: Any, other: Any) -> dict[str, Any] | None:
+    """Of two requests the larger part of each name; what shares nothing shares nothing then."""
+    if one is None or other is None:
+        return one
     return {
         name: max((x[name] for x in (one, other) if name in x), key=lambda part: part[0])
         for name in {**one, **other}

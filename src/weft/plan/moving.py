@@ -11,7 +11,6 @@ import triton.language as tl
 
 import weft.language as wl
 from weft.language import mapping, slots
-from weft.tiles import hierarchy
 from weft.tiles.hooks import feed
 
 
@@ -37,7 +36,7 @@ def _set_own_words(own_words, num_own, e, rank, world):
 @triton.jit
 def stage(source, target, own_words, num_own, slot, split, columns, takes, world,
           block: tl.constexpr):  # fmt: skip
-    """Own rows -> the own slot, where peers' engines fetch them, or tiles read them with others'.
+    """Own rows -> the own slot, where tiles read them with others'.
 
     own_words: those that an engine will take to peers behind own rows
     """
@@ -60,7 +59,7 @@ def edges(source, target, slot, split, columns, takes: tl.constexpr, world, tile
     """Own rows -> the own slot, as far as they lie in tiles that others' rows lie in too."""
     if takes:
         # weft: equivalent-mutant drop, relax-acquire, value-1, count-1 of wait: it guards rows that
-        # engines of an earlier call fetch from this slot, which those of no operator do
+        # others fetch from this memory in calls of another operator, never in this one's
         slots.slot_wait_free(world, slot, slots.slot_epoch(slot))
     rank = wl.rank(world).to(tl.int32)
     first, end = mapping.rows_of_rank(rank, split)
@@ -76,8 +75,7 @@ def push(source, target, words, slot, split, columns, takes, world, by_node: tl.
          block: tl.constexpr):  # fmt: skip
     """A program for each rank and chunk: its rows -> that rank's slot, then its word there.
 
-    First for the rank behind, which needs them first, or `by_node` as weft.tiles.hierarchy says;
-    own ones too, for tiles that straddle ranks.
+    Own ones too, for tiles that straddle ranks.
     """
     e = slots.slot_epoch(slot)
     if takes:
@@ -85,10 +83,7 @@ def push(source, target, words, slot, split, columns, takes, world, by_node: tl.
     rank = wl.rank(world).to(tl.int32)
     first, end = mapping.rows_of_rank(rank, split)
     unit = tl.program_id(0)
-    to = (rank + world.num_ranks - 1 - unit // split.chunks) % world.num_ranks
-    if by_node:
-        hop = (1 + unit // split.chunks) % world.num_ranks
-        to = hierarchy.receiver(hop, rank, hierarchy.nodes_of(world))
+    to = feed.receiver(unit // split.chunks, rank, world, by_node)
     chunk = unit % split.chunks
     begin = min(first + chunk * split.chunk_rows, end)
     _copied(world, target, source, first, begin, min(begin + split.chunk_rows, end), columns, to,
@@ -98,24 +93,9 @@ def push(source, target, words, slot, split, columns, takes, world, by_node: tl.
 
 
 @triton.jit
-def hear_all(words, num_words, slot, world):
+def wait_all(words, num_words, slot, world):
     """One program: wait until every rank has announced all that it has, be it nothing."""
     wl.wait(words, slots.slot_epoch(slot), num_words, world=world)
-
-
-@triton.jit
-def _own_words(own_words, num_own, words, e, rank, world):
-    """Before the others know: own words of what engines fetch, and the one that they copy."""
-    for i in range(num_own):
-        # Own rows are there in stream order; but where nothing is copied, this alone says that the
-        # slot's epoch has been read.
-        # weft: equivalent-mutant relax-release, value+1 of notify: with peers, the words that
-        # engines copy come behind this program
-        wl.notify(world, own_words + rank * num_own + i, e, to=rank, op=wl.SignalOp.SET,
-                  scope=wl.Scope.DEVICE)  # fmt: skip
-    # Peers' engines copy it as soon as they know, and notify_all releases it to them.
-    # weft: equivalent-mutant narrow of notify: it orders nothing itself
-    wl.notify(world, words + rank, e, to=rank, op=wl.SignalOp.SET, order=wl.Order.RELAXED)
 
 
 @triton.jit
@@ -126,31 +106,3 @@ def take(own_words, num_own, slot, world):
     e = slots.slot_epoch(slot)
     slots.slot_wait_free(world, slot, e)
     _set_own_words(own_words, num_own, e, rank, world)
-
-
-@triton.jit
-def meet(words, own_words, num_own, slot, takes, world):
-    """One program: say so to every rank, and wait until every rank has.
-
-    Own words of what engines fetch are set before: what this rank has needs no engine.
-    """
-    rank = wl.rank(world)
-    e = slots.slot_epoch(slot)
-    if takes:
-        # weft: equivalent-mutant relax of wait: it guards words alone, which no engine can read
-        # before they are written
-        slots.slot_wait_free(world, slot, e)
-    _own_words(own_words, num_own, words, e, rank, world)
-    wl.notify_all(world, words + rank, e, op=wl.SignalOp.SET)
-    wl.wait(words, e, world.num_ranks, world=world)
-
-
-@triton.jit
-def meet_again(before, words, own_words, num_own, world):
-    """As `meet`, behind it in the stream: the call may be over here, so e is that of `before`."""
-    rank = wl.rank(world)
-    e = wl.load(before + rank)
-    if num_own > 0:
-        _own_words(own_words, num_own, words, e, rank, world)
-    wl.notify_all(world, words + rank, e, op=wl.SignalOp.SET)
-    wl.wait(words, e, world.num_ranks, world=world)

@@ -110,8 +110,8 @@ def is_asked(*tensors: torch.Tensor) -> bool:
             if (one.requires_grad and is_grad_enabled()) or type(one) not in PLAIN:
                 return True
     except AttributeError:
-        told = f"operators take torch tensors, not {type(one).__name__}"
-        raise UsageError(f"{told}; world= and options are passed by name") from None
+        message = f"operators take torch tensors, not {type(one).__name__}"
+        raise UsageError(f"{message}; world= and options are passed by name") from None
     return False
 
 
@@ -199,7 +199,10 @@ def plain(
 def cast(tensors: Sequence[torch.Tensor], policy: str = NARROWED) -> list[torch.Tensor]:
     """Tensors as torch.autocast wants them; as they are where it is off for their device."""
     device = tensors[0].device.type
-    if not torch.is_autocast_enabled(device) or any(one.dtype not in _CAST for one in tensors):
+    # Of tensors without memory torch cannot be asked.
+    if not (is_autocast() and torch.is_autocast_enabled(device)) or any(
+        one.dtype not in _CAST for one in tensors
+    ):
         return list(tensors)
     if policy == NARROWED:
         dtype = torch.get_autocast_dtype(device)

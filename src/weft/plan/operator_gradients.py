@@ -269,6 +269,18 @@ def _refuse(of: Any, *_: Any) -> dict:
 OPERATIONS["ag_attention_backward"] = Operation({}, _refuse, num_results=3, fake=_like_operands)
 
 
+def _refuse_decode(of: Any, *_: Any) -> dict:
+    raise UsageError(
+        "flash_decode: it has no gradient; call it under torch.no_grad(), and train with "
+        "ag_attention, or torch's attention of own heads"
+    )
+
+
+# Each rank has keys of every sequence.
+OPERATIONS["flash_decode"] = Operation(
+    {"q": ALIKE, "k_cache": COLUMNS, "v_cache": COLUMNS}, _refuse_decode, policy=NARROWED
+)
+
 # ---------------------------------------------------------------------------------------------
 # Experts
 
@@ -288,14 +300,20 @@ def moe_route(of: Any, d_ids: Any, d_weights: Any, d_token_of: Any, d_weight_of:
 
     def d_logits() -> torch.Tensor:
         d_chosen = _ops().reduce_scatter(d_weight_of[slot_of.long()], world=of.world) + d_weights
-        if of.renormalise:  # a softmax of the chosen logits alone
-            d_chosen = weights * (d_chosen - (d_chosen * weights).sum(1, keepdim=True))
+        is_softmax = of.score == "softmax"
+        if is_softmax and of.renormalise:  # a softmax of the chosen logits alone
+            share = weights / of.scale
+            d_chosen = weights * (d_chosen - (d_chosen * share).sum(1, keepdim=True))
             back = torch.zeros_like(logits, dtype=torch.float32).scatter(1, chosen, d_chosen)
-        else:
-            share = logits.float().softmax(1)
-            d_share = torch.zeros_like(share).scatter(1, chosen, d_chosen)
-            back = share * (d_share - (d_share * share).sum(1, keepdim=True))
-        return back.to(logits.dtype)
+            return back.to(logits.dtype)
+        scores = logits.float().softmax(1) if is_softmax else logits.float().sigmoid()
+        d_chosen = d_chosen * of.scale
+        if of.renormalise:
+            total, share = scores.gather(1, chosen).sum(1, keepdim=True), weights / of.scale
+            d_chosen = (d_chosen - (d_chosen * share).sum(1, keepdim=True)) / total
+        d_score = torch.zeros_like(scores).scatter(1, chosen, d_chosen)
+        rest = (d_score * scores).sum(1, keepdim=True) if is_softmax else d_score * scores
+        return (scores * (d_score - rest)).to(logits.dtype)
 
     return {"logits": d_logits}
 

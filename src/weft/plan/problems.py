@@ -12,6 +12,7 @@ from weft.base import topology
 from weft.base.dtypes import DTYPES, FLOATS, parse_dtype
 from weft.base.errors import DtypeError, ShapeError
 from weft.base.parts import full_part, part_of
+from weft.compiler import layouts
 
 
 def check_sizes(op: str, num_ranks: int, **sizes: int) -> None:
@@ -23,8 +24,38 @@ def check_sizes(op: str, num_ranks: int, **sizes: int) -> None:
         raise ShapeError(f"{op}: num_ranks={num_ranks}; at least one is needed")
 
 
+class Split:
+    """What follows of a problem from m, num_ranks and dtype: rows are split as torch.chunk does."""
+
+    m: int
+    num_ranks: int
+    dtype: str
+
+    @property
+    def rows(self) -> int:
+        """Rows of a full shard."""
+        return full_part(self.m, self.num_ranks)
+
+    def shard(self, rank: int) -> tuple[int, int]:
+        """The rows first .. end - 1 that `rank` holds."""
+        return part_of(self.m, rank, self.num_ranks)
+
+    @property
+    def torch_dtype(self) -> torch.dtype:
+        return getattr(torch, self.dtype)
+
+    @property
+    def itemsize(self) -> int:
+        return DTYPES[self.dtype].itemsize
+
+    @property
+    def is_even(self) -> bool:
+        """Have all ranks the same number of rows?"""
+        return self.m % self.num_ranks == 0
+
+
 @dataclass(frozen=True)
-class Rows:
+class Rows(Split):
     """m rows of n elements, cut as torch.chunk cuts them: ceil(m / num_ranks) to a rank.
 
     `nodes` counts the ranks of each scale-up domain; () is one domain. `in_place`: x lies in
@@ -54,23 +85,6 @@ class Rows:
             )
 
     @property
-    def rows(self) -> int:
-        """Rows of a full shard."""
-        return full_part(self.m, self.num_ranks)
-
-    def shard(self, rank: int) -> tuple[int, int]:
-        """The rows first .. end - 1 that `rank` holds."""
-        return part_of(self.m, rank, self.num_ranks)
-
-    @property
-    def torch_dtype(self) -> torch.dtype:
-        return getattr(torch, self.dtype)
-
-    @property
-    def itemsize(self) -> int:
-        return DTYPES[self.dtype].itemsize
-
-    @property
     def row_bytes(self) -> int:
         return self.n * self.itemsize
 
@@ -79,24 +93,33 @@ class Rows:
         return self.rows * self.row_bytes
 
     @property
-    def is_even(self) -> bool:
-        """Have all ranks the same number of rows?"""
-        return self.m % self.num_ranks == 0
-
-    @property
     def is_empty(self) -> bool:
         return 0 in (self.m, self.n)
+
+
+def product_of(op: str, a: Any, b: Any, world: Any) -> tuple[int, int, int, bool]:
+    """m, n and k of a rank's product a @ b, and whether b lies as [n, k].
+
+    Raises  ShapeError, DtypeError: matrices that do not fit together, or the world; PlacementError
+    """
+    for name, tensor in (("a", a), ("b", b)):
+        if tensor.dim() != 2:
+            shape = tuple(tensor.shape)
+            raise ShapeError(f"{op}: {name} has shape {shape}; it must have two dimensions")
+    (m, k), (k_b, n) = a.shape, b.shape
+    if k != k_b:
+        raise ShapeError(f"{op}: a has k={k} but b has k={k_b}; pass b as [k, n], not [n, k]")
+    if a.dtype != b.dtype:
+        raise DtypeError(f"{op}: a is {a.dtype} but b is {b.dtype}; convert one of them")
+    layouts.check_tensor(op, "a", a, world)
+    is_t = not b.is_contiguous() and b.t().is_contiguous()
+    layouts.check_tensor(op, "b.t()" if is_t else "b", b.t() if is_t else b, world)
+    return m, n, k, is_t
 
 
 def nodes_of(world: Any) -> tuple[int, ...]:
     """Ranks on each node of the world."""
     return topology.sizes_of(world.backend.seats.nodes)
-
-
-def make_problem(
-    kind: Any, num_ranks: int, shape: Mapping[str, int], dtype: str, nodes: tuple[int, ...] = ()
-) -> Any:
-    return kind(shape["m"], shape["n"], num_ranks, dtype, nodes)
 
 
 def random_rows(problem: Any, rank: int, rows: int, seed: int) -> torch.Tensor:

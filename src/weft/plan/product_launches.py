@@ -12,20 +12,22 @@ from weft.base.errors import ConfigError
 from weft.base.parts import full_part, part_of
 from weft.compiler import layouts, schedules
 from weft.compiler.lower import compose, kernels, signature, source
-from weft.compiler.passes import swizzle
 from weft.ir import core
 from weft.ir.device import Launch, scales_of
 from weft.ir.schedule import PUSHERS, Schedule
 from weft.plan import launches, scales
 from weft.plan.launches import KernelLaunch, Start
 from weft.plan.sizes import SizedPlan
-from weft.tiles import blocking, gemm, gemm_sm90, tile_scheduler
+from weft.tiles import blocking, gemm, gemm_sm90, multiply_sm90, tile_scheduler
 from weft.tiles.hooks import whole
 
 PLAIN_WARPS, PLAIN_STAGES = 8, 3
 # What a communication CTA moves at a time on the emulator, so that several share the work, as on a
 # GPU.
 EMULATED_BLOCK = 1024
+
+# Rows of tiles that share columns of B in L2.
+MOST_GROUPED = 8
 
 
 def block_of(num_warps: int, itemsize: int, is_even: bool, target: Any) -> int:
@@ -41,7 +43,7 @@ class Product(KernelLaunch):
 
     def __init__(
         self, plan: SizedPlan, launch: Launch, kernel: core.Kernel, tensors: Mapping[str, Any],
-        orders: Mapping[str, Any] | None = None, schedule: Schedule | None = None,
+        schedule: Schedule | None = None,
     ) -> None:  # fmt: skip
         self.launch, self.world, self.tile = launch, plan.world, launch.tile
         product = next(one for one in launch.body if one.kind == "matmul")
@@ -55,7 +57,7 @@ class Product(KernelLaunch):
             getattr(torch, plan.buffers[name].dtype).itemsize for name in (left, launch.writes[0])
         )
         # The generic variant has a power of two of columns.
-        self.plain_tile = (self.tile[0], gemm_sm90.wide_columns(self.tile[1]), self.tile[2])
+        self.plain_tile = (self.tile[0], multiply_sm90.wide_columns(self.tile[1]), self.tile[2])
         (mapping,) = kernel.of(core.Mapping)
         self.is_whole = mapping.cuts == "whole"
         # Of a part's columns, where engines carry them.
@@ -71,21 +73,16 @@ class Product(KernelLaunch):
         self.schedule = one = schedule or self._usual(plan.nodes)
         self.tma, self.is_sm90 = self.tma and one.tma, one.template == "sm90"
         if not (self.is_sm90 or self.is_whole or self.tile == self.plain_tile):
-            told = f"tile={self.tile} with template=plain on {target}"
+            message = f"tile={self.tile} with template=plain on {target}"
             raise ConfigError(
-                f"{launch.kernel}: {told}; tiles that ranks signal to each other have a power of "
-                f"two of columns there: take {self.plain_tile}", place=launch.place,
+                f"{launch.kernel}: {message}; tiles that ranks signal to each other have a "
+                f"power of two of columns there: take {self.plain_tile}", place=launch.place,
             )  # fmt: skip
         self.needs_aligned = self.is_sm90 and not self.is_whole and self.tile != self.plain_tile
         self.kernel = kernels.sending(kernel) if one.by_tma and self.is_sm90 else kernel
-        self.variants = source.load(self.kernel, orders)
+        self.variants = source.load(self.kernel)
         self._operands = [one.name for one in kernel.of(core.Param) if one.sort == "operand"]
         self._set_grid(target)
-        if order := (orders or {}).get(launch.order):
-            # The plan is of all sizes of a class, and was checked for one of them.
-            swizzle.check_gather(
-                order, self.m, self.n, self.tile, self.world.num_ranks, launch.kernel, launch.place
-            )
 
     @property
     def _rank_rows(self) -> int:
@@ -99,7 +96,7 @@ class Product(KernelLaunch):
         # What the last own tiles of an all-reduce sum is not hidden: few of them.
         last = 1 if self.launch.body[-1].kind == "all_reduce" else launches.LAST
         if self.is_whole:
-            group_m = max(1, min(swizzle.MOST_GROUPED, self._rank_rows // tile_m))
+            group_m = max(1, min(MOST_GROUPED, self._rank_rows // tile_m))
         else:
             # Programs of one turn are in one part's tiles where engines carry them.
             sharing = 1 if self.chunks else ranks
@@ -125,7 +122,7 @@ class Product(KernelLaunch):
         if self.is_sm90:
             elements = tile_scheduler.partial_elements(tile_m, tile_n, grid, one.first_wave)
             self.buffers = {f"{name}_sums": ((elements,), torch.float32)}
-            words = tile_scheduler.partial_words(grid, one.first_wave)
+            words = tile_scheduler.partial_flags(grid, one.first_wave)
             self.signals = {f"{name}_summed": (words, torch.int64)}
         if self.pushed:
             self.signals = {**self.signals, self._fed: (ranks * self.pushed, torch.int32)}
@@ -137,7 +134,8 @@ class Product(KernelLaunch):
             self, self._rank_rows, ranks, (tile_m, tile_n), self.is_sm90, grid, self.schedule.last,
             self.schedule.group_m, max(1, self.chunks),
         )  # fmt: skip
-        self.num_words = ranks * self.parts.tiles_m * self.parts.num_n * self.parts.words
+        self.axes = (("tile row", self.parts.tiles_m), ("tile column", self.parts.num_n),
+                     ("part", self.parts.words), ("from rank", ranks))  # fmt: skip
 
     def start(
         self, bound: Mapping[str, torch.Tensor], words: Mapping[str, torch.Tensor], slot: Any,
@@ -152,7 +150,7 @@ class Product(KernelLaunch):
         arguments = [
             given[one.name] if one.name in given else self._tensor(one, bound, is_sm90, tma)
             for one in self.kernel.of(core.Param)
-            if one.sort not in ("slot", "world", "order")
+            if one.sort not in ("slot", "world")
         ]
         cut = (split if self.is_whole else self.parts, self.turns)
         block = self._block()

@@ -14,26 +14,28 @@ import functools
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
 from weft.base import fields, parts
-from weft.base.card import TRIAL_NODES, Op, Trial
+from weft.base.card import TRIAL_NODES, UNFUSED, Op, Trial
 from weft.base.dtypes import FLOATS
 from weft.base.errors import ConfigError, ShapeError
 from weft.base.providers import provider
 from weft.base.target import Target
 from weft.compiler import libraries
-from weft.compiler.compiled import TILE_ROWS, Compiled
+from weft.compiler.buckets import TILE_ROWS
+from weft.compiler.compiled import Compiled
 from weft.compiler.facts import class_of
 from weft.compiler.frontend import trace
 from weft.compiler.passes.tile import bounds_of, number
 from weft.ir.task import Program, Task
-from weft.ir.tensor import Partial, Placement, Shard, Type
+from weft.ir.tensor import Partial, Placement, Shard, Type, is_split, pieces_of
 from weft.plan import described
+from weft.plan.choices import PROGRAMS
 
-OVERLAPPED, PERSISTENT, UNFUSED = "overlapped", "persistent", "unfused"
+OVERLAPPED, PERSISTENT = "overlapped", "persistent"
 LOWERINGS = (OVERLAPPED, PERSISTENT, UNFUSED)
 # Programs of an operator that are kept, one for each set of sizes but the rows'.
 MOST_PROGRAMS = 256
@@ -55,6 +57,8 @@ class Problem:
     dtype: str
     nodes: tuple[int, ...] = ()
     k: int = 1
+
+    op: ClassVar[str] = PROGRAMS
 
     @property
     def compiled(self) -> Compiled:
@@ -98,12 +102,12 @@ def card(
     usual: dict[str, Any] = {
         "problem": Problem, "config": Config, "make_inputs": make_inputs, "reference": reference,
         "make_problem": functools.partial(make_problem, name), "candidates": candidates,
-        "fake": fake,
+        "fake": fake, "unfused": (Config(UNFUSED),),
         "takes_nodes": True, "composed": (UNFUSED,),
         "program": lambda problem: problem.compiled.stages.tasks["trace"],
     }  # fmt: skip
     chosen = usual | given
-    chosen["kernels"] = described.kernels_of(call, make_inputs, chosen["candidates"], neighbours)
+    chosen["kernels"] = described.KernelsOf(call, make_inputs, chosen["candidates"], neighbours)
     return Op(name=name, run=call, **chosen)
 
 
@@ -168,8 +172,36 @@ def part_of(problem: Problem, task: Task, whole: torch.Tensor, rank: int) -> tor
         mine = torch.zeros_like(whole)
         mine[rows] = whole[rows]
         return mine
-    bounds = bounds_of(kind, rank, problem.open_sizes, problem.num_ranks)
-    return whole[tuple(slice(*pair) for pair in bounds)].contiguous()
+    return rank_part(kind.placement, whole, rank, problem.num_ranks).contiguous()
+
+
+def rank_part(
+    placement: Placement | None, whole: torch.Tensor, rank: int, num_ranks: int
+) -> torch.Tensor:
+    """What a rank has of a tensor that is no sum: its part of each piece that is split."""
+    for dim, extent in enumerate(whole.shape):
+        if sizes := pieces_of(placement, dim, extent):
+            mine = [one.narrow(dim, first, end - first) for one in whole.split(sizes, dim)
+                    for first, end in [parts.part_of(one.shape[dim], rank, num_ranks)]]  # fmt: skip
+            whole = torch.cat(mine, dim)
+    return whole
+
+
+def whole_of(placement: Placement | None, pieces: Sequence[torch.Tensor]) -> torch.Tensor:
+    """The tensor of which ranks have these parts."""
+    if placement == Partial():
+        return torch.stack(list(pieces)).sum(0)
+    dim = next((dim for dim in range(pieces[0].dim()) if is_split(placement, dim)), None)
+    if dim is None:
+        return pieces[0]
+    extent, num_ranks = sum(one.shape[dim] for one in pieces), len(pieces)
+    sizes = pieces_of(placement, dim, extent)
+    mine = [
+        one.split([last - first for size in sizes
+                   for first, last in [parts.part_of(size, rank, num_ranks)]], dim)
+        for rank, one in enumerate(pieces)
+    ]  # fmt: skip
+    return torch.cat([part[i] for i in range(len(sizes)) for part in mine], dim)
 
 
 def make_inputs(problem: Problem, rank: int, seed: int = 0) -> dict[str, torch.Tensor]:
@@ -184,11 +216,8 @@ def reference(problem: Problem, inputs: Sequence[Mapping[str, torch.Tensor]]) ->
     """All ranks' results of all ranks' inputs, as the program means it, in fp32."""
     program, whole = problem.traced, {}
     for task in inputs_of(program):
-        pieces, placement = [one[task.name] for one in inputs], type_of(task).placement
-        if isinstance(placement, Shard):
-            whole[task.name] = torch.cat(pieces, placement.dim)
-        else:
-            whole[task.name] = sum(pieces) if placement == Partial() else pieces[0]
+        pieces = [one[task.name] for one in inputs]
+        whole[task.name] = whole_of(type_of(task).placement, pieces)
     results = libraries.reference(program, whole)
     return [
         _one_or_all(
@@ -219,8 +248,10 @@ def _one_or_all(values: Iterator[Any]) -> Any:
 def run_program(
     world: Any, problem: Problem, inputs: Mapping[str, torch.Tensor], config: Config | None = None
 ) -> Any:
-    """One call on this rank; without a configuration what overlaps."""
-    compiled = problem.compiled.options(lowering=(config or Config()).transport)
+    """One call on this rank; without a configuration as it is called without options."""
+    compiled = problem.compiled
+    if config is not None:
+        compiled = compiled.options(lowering=config.transport)
     return compiled(*inputs.values(), world=world, **problem.open_sizes)
 
 

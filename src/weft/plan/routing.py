@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
@@ -21,6 +21,7 @@ class ByTables(Rows):
     """m tokens, top_k of `experts` for each, in tiles of up to tile_m slots: every rank's tables
     are of all slots and all experts, unless a property says otherwise."""
 
+    usual: ClassVar[Mapping[str, int]] = {"tile_m": 16}
     # Fields of the problem.
     top_k: int
     tile_m: int
@@ -59,8 +60,8 @@ class ByTables(Rows):
         """Raises  ShapeError: too many choices, or slots; tiles of odd heights"""
         op, top_k, tile_m = self.op, self.top_k, self.tile_m
         if not 1 <= top_k <= (most := min(self.experts, MOST_CHOSEN)):
-            told = f"{op}: top_k={top_k} of {self.experts} experts; it must be between 1 and {most}"
-            raise ShapeError(told)
+            text = f"{op}: top_k={top_k} of {self.experts} experts; it must be between 1 and {most}"
+            raise ShapeError(text)
         if tile_m < 1 or tile_m & (tile_m - 1):
             raise ShapeError(f"{op}: tile_m={tile_m}; it must be a power of two")
         if slots + self.experts * tile_m >= (1 << 31) - 1:

@@ -38,7 +38,7 @@ class Rows(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Cut:
+class RowBlocking:
     """Rows that a program has at a time, one by packets, and its warps. What is `sized` says what
     Rows does."""
 
@@ -47,7 +47,7 @@ class Cut:
     num_warps: int
 
     @classmethod
-    def of(cls, by_packets: bool, m: int, n: int, target: Target) -> Cut:
+    def of(cls, by_packets: bool, m: int, n: int, target: Target) -> RowBlocking:
         """For m rows of n columns, up to rows.MOST_COLUMNS."""
         columns = triton.next_power_of_2(max(2, n))
         if by_packets:  # a row is all that a program has, and nothing hides it
@@ -66,11 +66,11 @@ class Cut:
         """Raises  ConfigError: n columns are not one tile, or sizes are no powers of two"""
         for name in ("tile_m", "num_warps"):
             if (value := getattr(self, name)) < 1 or value & (value - 1):
-                told = f"{title}: {name}={value}; it must be a power of two"
-                raise ConfigError(told, place=place)
+                message = f"{title}: {name}={value}; it must be a power of two"
+                raise ConfigError(message, place=place)
         if n > rows.MOST_COLUMNS:
-            told = f"{title}: n={n}; a row is one tile, of up to {rows.MOST_COLUMNS} columns"
-            raise ConfigError(told + remedy, place=place)
+            message = f"{title}: n={n}; a row is one tile, of up to {rows.MOST_COLUMNS} columns"
+            raise ConfigError(message + remedy, place=place)
 
     def parts(self, sized: Any) -> partition.Parts:
         """How rows are cut: other ranks' tiles first, own ones behind them."""
@@ -114,14 +114,14 @@ class SummedRows(KernelLaunch):
         )
         sized = Rows(m, n, full_part(m, ranks), ranks)
         by_packets = any(one.sort == "packets" for one in kernel.of(core.Param))
-        cut = Cut.of(by_packets, m, n, target)
+        cut = RowBlocking.of(by_packets, m, n, target)
         if launch.tile[0] > 1:
             cut = replace(cut, tile_m=launch.tile[0])
         cut.check(launch.kernel, n, launch.place)
         self.grid = (max(1, cut.grid(sized, target) - launch.spare), 1, 1)
         self.options = cut.options(sized, target)
         self.parts, self.tile = cut.parts(sized), cut.tile(sized).as_constexpr()
-        self.num_words = ranks * self.parts.tiles_m
+        self.axes = ("tile", self.parts.tiles_m), ("from rank", ranks)
         if by_packets:
             self._set_packets(plan, sized)
 

@@ -8,23 +8,25 @@ between the steps stays with the runner.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from functools import partial
-from operator import methodcaller
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial, reduce
+from operator import methodcaller, or_
+from typing import Any, NoReturn
 
 import torch
 
-from weft.base.errors import CallOrderError, UnsupportedError
+from weft.base.errors import CallOrderError, OutOfMemoryError, UnsupportedError, UsageError
 from weft.compiler import layouts
-from weft.compiler.lower import kernels
+from weft.compiler.lower import kernels, unfused
 from weft.ir import device
-from weft.ir.device import After, Buffer, Call, Copy, Launch, Notify, Plan, Take, Wait
+from weft.ir.device import After, Call, Copy, Launch, Plan, Take, Wait
+from weft.ir.kinds import WEIGHTED
 from weft.ir.schedule import Schedule
-from weft.ir.task import PRODUCTS
 from weft.ir.tensor import TABLE
 from weft.language import triton_api
-from weft.plan.calls import Here, run_call
+from weft.plan.call_cache import by_layout
+from weft.plan.calls import Here, run_call, run_calls
+from weft.plan.command_list import CommandList, extent_bytes, places_of
 from weft.plan.launches import KernelLaunch, Start
 from weft.plan.memory import Memory
 from weft.plan.product_launches import Product
@@ -33,17 +35,19 @@ from weft.plan.sizes import SizedPlan
 from weft.plan.small_launches import GatheredProduct, SmallProduct
 from weft.plan.starts import Starts
 from weft.plan.streams import Beside, recordings, refuse_recording, run_beside
+from weft.plan.summed_over_rows import SummedOverRows
 from weft.plan.table_launches import GroupedProduct
 from weft.plan.transfers import Transfers
 from weft.tiles.hooks.table import Tables
 
 _ADDRESS_OF = methodcaller("data_ptr")
+# Is torch asked for deterministic algorithms? Without a function of torch's around it.
+is_deterministic: Callable[[], bool] = torch._C._get_deterministic_algorithms
 
 
 def run_plan(
-    stages: Any, tensors: Mapping[str, Any], sizes: Mapping[str, int], *, world: Any,
-    orders: Mapping[str, Any] | None = None,
-) -> tuple[Any, ...]:  # fmt: skip
+    stages: Any, tensors: Mapping[str, Any], sizes: Mapping[str, int], *, world: Any
+) -> tuple[Any, ...]:
     """One rank's results of a plan that overlaps. Collective.
 
     Where a stream of it waits for tiles, calls that the user records run `stages.recorded`, of
@@ -55,66 +59,68 @@ def run_plan(
     Raises  UnsupportedError: a step that no kernel is known for, at the user's line
             UsageError: a plan that cannot be recorded
     """
-    lying = tuple(_layout(one) for one in tensors.values())
-    key = ("program", id(stages), tuple(sorted(sizes.items())), lying)
+    key = by_layout(world, tensors.values(), ("program", id(stages), *sizes.items()))
     found = world.calls.get(key)
     if found is None:
         # The stages are kept: their number is then theirs alone.
-        found = world.calls[key] = stages, new_runner(world, stages, tensors, sizes, orders)
+        found = world.calls[key] = stages, new_runner(world, stages, tensors, sizes)
+        found[1].fall_back()
     _, runner = found
-    if runner.alongside and torch.are_deterministic_algorithms_enabled():
-        runner = runner.alongside
+    if is_deterministic():
+        runner = runner.as_recorded(tensors) or runner
     return runner.run(tensors)
 
 
 def is_as_recorded(world: Any) -> bool:
     """Is a call that names no configuration done as a recorded one is? Where torch is asked for
     deterministic algorithms all are, so that recorded and eager calls have the same bits."""
-    return world.is_recording() or torch.are_deterministic_algorithms_enabled()
+    try:
+        return world.is_recording() or is_deterministic()
+    except AttributeError:  # no world: it is refused where the call is looked for
+        return False
 
 
 def new_runner(
-    world: Any, stages: Any, tensors: Mapping[str, Any], sizes: Mapping[str, int],
-    orders: Mapping[str, Any] | None = None,
-) -> PlanRunner:  # fmt: skip
+    world: Any, stages: Any, tensors: Mapping[str, Any], sizes: Mapping[str, int]
+) -> PlanRunner:
     """What runs the stages' plan for tensors like these, and `stages.recorded` where a call is
     recorded and needs it. Keep it: it is found once."""
-    runner = PlanRunner(world, stages, tensors, sizes, orders)
-    if runner.carriers and stages.recorded:
-        runner.goes_with(PlanRunner(world, stages.recorded, tensors, sizes, orders))
+    runner = PlanRunner(world, stages, tensors, sizes)
+    # What it needs is there once it was there for larger sizes.
+    is_covered = world.calls.is_covered(stages.recorded, sizes)
+    if not is_covered and (other := runner.as_recorded(tensors)):
+        runner.memory.goes_with(other.memory)
+        other.memory.goes_with(runner.memory)
     return runner
-
-
-def _layout(tensor: torch.Tensor) -> tuple:
-    return tensor.shape, tensor.stride(), tensor.dtype
 
 
 def _reads(plan: Plan) -> layouts.Reads:
     """How a plan's launches and copies read its inputs."""
     tasks = [do for launch in plan.of(Launch) for do in launch.body]
-    right = {do.operands[1] for do in tasks if do.kind in PRODUCTS}
+    right = {do.operands[1] for do in tasks if do.kind in WEIGHTED}
     rows = {name for do in tasks for i, name in enumerate(do.operands)
-            if i != 1 or do.kind not in PRODUCTS}  # fmt: skip
+            if i != 1 or do.kind not in WEIGHTED}  # fmt: skip
     rows |= {one.source for one in plan.of(Copy)}
-    shared = {one.name for one in plan.of(Buffer) if one.role == "shared"}
-    return layouts.Reads(rows, right - rows, shared, padded=True)
+    return layouts.Reads(rows, right - rows, padded=True)
 
 
 class PlanRunner:
     """A plan at given sizes on one rank: found once, run at each call."""
 
     def __init__(
-        self, world: Any, stages: Any, tensors: Mapping[str, Any], sizes: Mapping[str, int],
-        orders: Mapping[str, Any] | None = None,
-    ) -> None:  # fmt: skip
-        self.world, self.plan, self._schedules = world, (plan := stages.plan), stages.schedules
+        self, world: Any, stages: Any, tensors: Mapping[str, Any], sizes: Mapping[str, int]
+    ) -> None:
+        self.world, self.stages, self.plan = world, stages, (plan := stages.plan)
         self.sized = SizedPlan(world, plan, sizes)
+        # What all ranks must call alike.
+        named = ", ".join(f"{name}={size}" for name, size in sorted(self.sized.sizes.items()))
+        self._name = f"program {plan.name} with {named}"
         places = {one.name: one.place for one in self.sized.buffers.values()}
         # Inputs that are tables, of which each is several tensors.
         self._tables = [name for name in tensors if self.sized.buffers[name].dtype == TABLE]
         rows = {name: one for name, one in tensors.items() if name not in self._tables}
         self._copied = layouts.to_copy(plan.name, rows, _reads(plan), places)
-        launches = _launches(self.sized, self._laid_out(tensors), orders, stages.schedules)
+        launches = _launches(self.sized, self._laid_out(tensors), stages.schedules)
         self.memory = Memory(self.sized, launches)
         self.starts = Starts(self.sized, self.memory, launches)
         self.transfers = Transfers(self.sized, self.memory)
@@ -124,26 +130,39 @@ class PlanRunner:
         self._launched: dict[tuple, Any] = {}
         self._needs_aligned = any(one.needs_aligned for one in launches.values())
         # The streams that wait for tiles; what is recorded as one, and beside it.
-        self.carriers = tuple(dict.fromkeys(one.stream for one in plan.of(Copy) if one.awaits))
-        self.recordings = None if plan.of(Call) else recordings(plan.steps, self.carriers)
-        # By stream: whose steps of those beside the recording it takes, in which turn of how many.
-        beside = self.recordings[1] if self.recordings else {}
-        counts = {name: self.transfers.turns(steps) for name, steps in beside.items()}
-        self._turns = [(f"{name} {i}" if i else name, name, i, count)
-                       for name, count in counts.items() for i in range(count)]  # fmt: skip
+        self.copy_streams = tuple(dict.fromkeys(one.stream for one in plan.of(Copy) if one.awaits))
+        self.recordings = None if plan.of(Call) else recordings(plan.steps, self.copy_streams)
+        # Is all of it recorded as one?
+        self._is_one_recording = bool(self.recordings) and not self.copy_streams
         # What runs the same calls where the user records them, and whether all that it needs is
         # there.
         self.alongside: PlanRunner | None = None
         self._is_prepared = False
         self._is_empty = 0 in self.sized.sizes.values()
         self._here = Here(world, self.sized.sizes, self.sized.buffers)  # of library calls
-        self._replays = world.replays()
+        # Views that kernels read, by rows that lie one behind the other.
+        read = {name for one in plan.steps if isinstance(one, Launch) for name in one.reads}
+        read |= {one.source for one in plan.of(Copy)}
+        self._packed = {one.writes[0] for one in plan.of(Call)
+                        if one.function == "columns" and one.writes[0] in read}  # fmt: skip
+        self._replays, self._is_recording = world.replays(), world.is_recording
+        self._falls_back = False
+        # What calls queue, once one has been made; not where work is no matter of addresses.
+        self._listed: CommandList | None = None
+        self._can_list = world.backend.by_address is not None and self.recordings is not None
 
-    def goes_with(self, recorded: PlanRunner) -> None:
-        """Both run the same calls, `recorded` where the user records them."""
-        self.alongside = recorded
-        self.memory.goes_with(recorded.memory)
-        recorded.memory.goes_with(self.memory)
+    def as_recorded(self, tensors: Mapping[str, Any]) -> PlanRunner | None:
+        """What runs the same calls where the user records them; None where this does."""
+        if self.alongside is None and self.copy_streams and (stages := self.stages.recorded):
+            self.alongside = PlanRunner(self.world, stages, tensors, self.sized.sizes)
+            self.alongside._falls_back = self._falls_back
+        return self.alongside
+
+    def fall_back(self) -> None:
+        """Where the heap has no room, libraries do it, one step after the other."""
+        self._falls_back = True
+        if self.alongside is not None:
+            self.alongside.fall_back()
 
     def run(self, tensors: Mapping[str, Any]) -> tuple[torch.Tensor, ...]:
         """Queue the call; its results.
@@ -151,12 +170,11 @@ class PlanRunner:
         Raises  CallOrderError: ranks that differ; UsageError: a plan that cannot be recorded
         """
         tensors = self._laid_out(tensors)
-        self._refuse_recording()
         try:
-            self.world.operator_call(self._name(tensors))
+            self.world.operator_call(self._name)
         except CallOrderError as error:
             raise CallOrderError(error.message, place=self.plan.place) from error
-        return self.queue(tensors, tuple(self.memory.results()))
+        return self.queue(tensors, self.memory.results())
 
     def queue(
         self, tensors: Mapping[str, torch.Tensor], results: tuple[torch.Tensor, ...]
@@ -164,34 +182,118 @@ class PlanRunner:
         """Queue the call, of which all ranks have been told, into `results`, which it returns: or
         what libraries gave instead of them.
 
-        Raises  UsageError: a plan that cannot be recorded
+        Raises  UsageError: a plan that cannot be recorded; OutOfMemoryError: the heap has no room
+                for its slots, and it does not fall back
         """
-        if self.carriers and (alongside := self._as_recorded(tensors)) is not None:
+        # Every microsecond from here to the replay is one of a call's ten.
+        is_recording = self._is_recording()
+        if self.copy_streams and is_recording:
+            alongside = self.as_recorded(tensors) or self._refuse_recording()
             return alongside.queue(alongside._laid_out(tensors), results)
         if self._is_empty:
             return tuple(one.zero_() for one in results)
-        # Every microsecond from here to the replay is one of a call's ten.
         places = [*map(_ADDRESS_OF, self._read(tensors, results))]
-        if self._needs_aligned and any(place % 16 for place in places):
+        if self._needs_aligned and reduce(or_, places) % 16:
             return self._queue_copies(tensors, results)
-        slot = self.memory.take_slot()
+        try:
+            slot = self.memory.slots.take(is_recording)
+        except OutOfMemoryError:  # before anything is queued, on all ranks
+            if not self._falls_back:
+                raise
+            plan = unfused.lower(self.stages.tasks["place"])
+            made = run_calls(plan, tensors, self.sized.sizes, world=self.world)
+            return tuple(one.copy_(result) for one, result in zip(results, made, strict=True))
+        except UsageError as error:
+            if not is_recording:
+                raise
+            raise self._recorded_too_early() from error
         local = self.memory.local()
         own = (slot.number, 0 if local is None else local.data_ptr())
         key = (own, *places)
+        if self._is_one_recording and not is_recording and self._replays.replay(key):
+            return results
+        at_once = False
+        if self._can_list and not is_recording and not reduce(or_, places) % 16:
+            at_once = self._replays.is_due(key)
+            if not at_once and self._run_listed(tensors, results, slot, local, places):
+                return results
+        return self._queue_launches(key, tensors, results, slot, at_once)
+
+    def _run_listed(
+        self, tensors: Mapping[str, torch.Tensor], results: tuple[torch.Tensor, ...], slot: Any,
+        local: torch.Tensor | None, places: Sequence[int],
+    ) -> bool:  # fmt: skip
+        """Queue the call by the list of what calls queue; False where there can be none."""
+        there, sizes = places_of(self.world, slot)
+        places = [0, 0 if local is None else local.data_ptr(), *places, *there]
+        if self._listed is None:
+            spans = map(extent_bytes, self._read(tensors, results))
+            sizes = [0, 0 if local is None else local.nbytes, *spans, *sizes]
+            listed = CommandList(self.world, places, sizes)
+            if not listed.is_clear:  # tensors that overlap, this time
+                return False
+            self._can_list = self._list(listed, self.memory.bind(tensors, results, slot), slot)
+            if not self._can_list:
+                return False
+            self._listed = listed
+        self._listed.run(places)
+        self._prepare_recorded(tensors)
+        return True
+
+    def _list(self, listed: CommandList, bound: dict[str, torch.Tensor], slot: Any) -> bool:
+        """Add what a call queues, and load it; False where something cannot be kept."""
+        assert self.recordings is not None
+        together, apart = self.recordings
+        apart = apart if self.world.num_ranks > 1 else {}
+        for step in (*_copies_late(together), *(one for some in apart.values() for one in some)):
+            if isinstance(step, After):
+                listed.wait(step.stream, step.other)
+            elif isinstance(step, Copy):
+                moves = self.transfers.moves(step, bound, slot)
+                if not all(listed.move(step.stream, *one) for one in moves):
+                    return False
+            else:
+                assert isinstance(step, Launch | Take)
+                starts = self.starts.of(step, bound, slot)
+                if not all(listed.launch(step.stream, one) for one in starts):
+                    return False
+        for stream in reversed(apart):
+            listed.wait("main", stream)
+        return True
+
+    def _queue_launches(
+        self, key: tuple, tensors: Mapping[str, torch.Tensor], results: tuple[torch.Tensor, ...],
+        slot: Any, at_once: bool = False,
+    ) -> tuple[torch.Tensor, ...]:  # fmt: skip
+        """Launch by launch, or what is recorded of them and what streams do beside it; `at_once`:
+        it is recorded now."""
         if self.recordings is None:
             self._here.kept.clear()
             bound = self._queue_steps(self.plan.steps, tensors, results, slot)
+            self._prepare_recorded(tensors)
             return tuple(bound[name] for name in self.plan.results)
         together, apart = self.recordings
-        if not apart:
-            self._replays.run(key, lambda: self._queue_steps(together, tensors, results, slot))
-            return results
-        beside = self._beside(apart, tensors, results, slot, own)
+        beside = self._beside(apart, tensors, results, slot, key[0]) if apart else []
         self._replays.run(
-            key, lambda: self._queue_steps(together, tensors, results, slot),
-            lambda: run_beside(self.world, self._replays, beside, self.world.current_stream()),
-        )  # fmt: skip
+            key,
+            lambda: self._queue_steps(together, tensors, results, slot),
+            lambda: run_beside(
+                self.world, self._replays, beside, self.world.current_stream(), at_once=at_once
+            ),
+            at_once=at_once,
+        )
+        self._prepare_recorded(tensors)
         return results
+
+    def _recorded_too_early(self) -> UsageError:
+        schedules = "".join(f", config={one}" for one in self.stages.schedules.values())
+        sizes = ", ".join(f"{name}={size}" for name, size in self.sized.sizes.items())
+        return UsageError(
+            f"{self.plan.name} of {sizes}{schedules} is recorded before it was called: its memory "
+            "cannot be had in a recording; make this call once, with this config and these sizes, "
+            "then record it",
+            place=self.plan.place,
+        )
 
     def _queue_steps(
         self, steps: Sequence[device.Step], tensors: Mapping[str, torch.Tensor],
@@ -207,47 +309,43 @@ class PlanRunner:
         self, apart: Mapping[str, Sequence[device.Step]], tensors: Mapping[str, torch.Tensor],
         results: Sequence[torch.Tensor], slot: Any, own: tuple[int, int],
     ) -> list[Beside]:  # fmt: skip
-        """What streams do beside the recording: each carrier's copies, in turns of its engines."""
+        """What streams do beside the recording: copies."""
         if self.world.num_ranks == 1:  # an empty recording would be warned of
             return []
 
-        def queue(steps: Sequence[device.Step], turn: int, turns: int) -> None:
+        def queue(steps: Sequence[device.Step]) -> None:
             bound = self.memory.bind(tensors, results, slot)
             for step in steps:
                 assert isinstance(step, Copy)
-                self.transfers.queue(step, bound, slot, None, turn, turns)
+                self.transfers.queue(step, bound, slot)
 
-        return [
-            Beside(stream, (own, stream), partial(queue, apart[name], turn, turns))
-            for stream, name, turn, turns in self._turns
-        ]
+        return [Beside(name, (own, name), partial(queue, steps)) for name, steps in apart.items()]
 
-    def _as_recorded(self, tensors: Mapping[str, torch.Tensor]) -> PlanRunner | None:
-        """What runs a call that the user records; of others it gets ready what that will need."""
-        self._refuse_recording()
-        if self.world.is_recording():
-            return self.alongside
-        if self.alongside and not self._is_prepared:
-            self._is_prepared = True
-            # While a call is recorded, neither memory is had nor are binaries loaded. Tensors may
-            # lie otherwise on other ranks, for which these sizes are then not new.
-            plan = self.alongside.plan
-            key = ("prepared", id(plan), *sorted(self.sized.sizes.items()))
-            self.alongside.prepare(tensors, is_first=self.world.calls.is_first(key, plan))
-        return None
+    def _prepare_recorded(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Get ready what calls need that the user records, behind one that is not: while a call is
+        recorded, neither memory is had nor are binaries loaded."""
+        if self.alongside is None or self._is_prepared:
+            return
+        self._is_prepared = True
+        # Tensors may lie otherwise on other ranks, for which these sizes are then not new.
+        plan = self.alongside.plan
+        key = ("prepared", id(plan), *sorted(self.sized.sizes.items()))
+        # Remembered for ever, so only where it decides something.
+        is_first = bool(plan.of(Call)) and self.world.calls.is_first(key, plan)
+        self.alongside.prepare(tensors, is_first=is_first)
+        if not plan.of(Call):  # what libraries have is of these sizes alone
+            self.world.calls.cover(self.stages.recorded, self.sized.sizes)
 
-    def _refuse_recording(self) -> None:
-        """Raises  UsageError: a call that the user records, of a plan that cannot be"""
-        if self.carriers and self.alongside is None and self.world.is_recording():
-            told, remedy = "engine='ce_push' of sums", "leave the engine to the compiler, or "
-            if self._schedules:
-                (one,) = self._schedules.values()
-                told, remedy = f"transport={one.transport!r}", "leave config= away, or "
-            raise refuse_recording(
-                f"{self.plan.name}: {told}",
-                f"{remedy}ask for 'sm_push'",
-                next(one.place for one in self.plan.of(Copy) if one.awaits),
-            )
+    def _refuse_recording(self) -> NoReturn:
+        what, remedy = "engine='ce_push' of sums", "leave the engine to the compiler, or "
+        if self.stages.schedules:
+            (one,) = self.stages.schedules.values()
+            what, remedy = f"transport={one.transport!r}", "leave config= away, or "
+        raise refuse_recording(
+            f"{self.plan.name}: {what}",
+            f"{remedy}ask for 'sm_push'",
+            next(one.place for one in self.plan.of(Copy) if one.awaits),
+        )
 
     def _queue_copies(
         self, tensors: Mapping[str, torch.Tensor], results: Sequence[torch.Tensor]
@@ -269,33 +367,25 @@ class PlanRunner:
             if is_first:  # what libraries need is had by calling them
                 self.run(tensors)
         elif not self._is_empty:
-            slot, tensors = self.memory.take_slot(self.world.reserve), self._laid_out(tensors)
+            slot, tensors = self.memory.slots.reserve(), self._laid_out(tensors)
             results = self.memory.results()
             self._load(tensors, results, self.memory.bind(tensors, results, slot), slot)
 
     def _laid_out(self, tensors: Mapping[str, Any]) -> Mapping[str, Any]:
         """The inputs as kernels read them."""
+        if not self._copied:
+            return tensors
         return {**tensors, **{name: tensors[name].contiguous() for name in self._copied}}
 
     def _read(
         self, tensors: Mapping[str, Any], results: Sequence[torch.Tensor]
     ) -> Sequence[torch.Tensor]:
         """What launches are given: of tables, those that kernels ask."""
-        given = (*tensors.values(), *results)
-        if self._tables:
-            rows = [one for name, one in tensors.items() if name not in self._tables]
-            given = (*rows, *results, *[
-                one for name in self._tables for one in Tables.of(tensors[name])
-            ])  # fmt: skip
-        return given
-
-    def _name(self, tensors: Mapping[str, Any]) -> str:
-        """What all ranks must call alike; what is read in place lies at one offset."""
-        told = [f"{name}={size}" for name, size in sorted(self.sized.sizes.items())]
-        for name, tensor in tensors.items():
-            if self.sized.buffers[name].role == "shared":
-                told.append(f"{name} at {self.world.offset(tensor)}")
-        return f"program {self.plan.name} with {', '.join(told)}"
+        if not self._tables:
+            return (*tensors.values(), *results)
+        rows = [one for name, one in tensors.items() if name not in self._tables]
+        tables = [one for name in self._tables for one in Tables.of(tensors[name])]
+        return (*rows, *results, *tables)
 
     # ---- steps
 
@@ -307,15 +397,14 @@ class PlanRunner:
         def stream(name: str) -> Any:
             return main if name == "main" else self.world.stream(name)
 
-        met: dict[str, str] = {}  # by stream, the channel on which it met the others last
         for step in _copies_late(steps):
             if isinstance(step, After):
                 stream(step.stream).wait(stream(step.other))
             elif step.stream == "main":
-                self._queue(step, bound, slot, met)
+                self._queue_step(step, bound, slot)
             else:
                 with stream(step.stream):
-                    self._queue(step, bound, slot, met)
+                    self._queue_step(step, bound, slot)
 
     def _load(
         self, tensors: Mapping[str, Any], results: Sequence[torch.Tensor],
@@ -327,26 +416,24 @@ class PlanRunner:
         if self._aligned in self._loaded:
             return
         self._loaded.add(self._aligned)
-        met: dict[str, str] = {}
         for step in self.plan.steps:
-            if isinstance(step, Launch | Notify | Take):
-                for start in self.starts.of(step, bound, slot, met):
+            if isinstance(step, Launch | Take):
+                for start in self.starts.of(step, bound, slot):
                     self.world.load(start.function, *start.arguments, **start.options)
 
-    def _queue(
-        self, step: device.Step, bound: dict[str, torch.Tensor], slot: Any, met: dict[str, str]
-    ) -> None:
-        if isinstance(step, Launch | Notify | Take):
-            for i, start in enumerate(self.starts.of(step, bound, slot, met)):
+    def _queue_step(self, step: device.Step, bound: dict[str, torch.Tensor], slot: Any) -> None:
+        if isinstance(step, Launch | Take):
+            for i, start in enumerate(self.starts.of(step, bound, slot)):
                 self._start(start, (id(step), i, self._aligned))
         elif isinstance(step, Copy):
-            self.transfers.queue(step, bound, slot, met.get(step.stream))
+            self.transfers.queue(step, bound, slot)
         elif isinstance(step, Call):
             (result,) = step.writes
-            bound[result] = run_call(step, [bound[name] for name in step.reads], self._here)
-        elif isinstance(step, Wait) and met.get(step.stream) != step.channel:
+            made = run_call(step, [bound[name] for name in step.reads], self._here)
+            bound[result] = made.contiguous() if result in self._packed else made
+        elif isinstance(step, Wait):
             raise UnsupportedError(
-                f"{self.plan.name}: a stream waits for {step.channel}, which it has not announced",
+                f"{self.plan.name}: a stream waits for {step.channel}, and kernels alone do",
                 place=step.place,
             )
 
@@ -375,9 +462,8 @@ def _copies_late(steps: Sequence[device.Step]) -> Iterator[device.Step]:
 
 
 def _launches(
-    sized: SizedPlan, tensors: Mapping[str, Any], orders: Mapping[str, Any] | None,
-    schedules: Mapping[str, Schedule],
-) -> dict[str, KernelLaunch]:  # fmt: skip
+    sized: SizedPlan, tensors: Mapping[str, Any], schedules: Mapping[str, Schedule]
+) -> dict[str, KernelLaunch]:
     """The plan's launches of generated kernels, by the kernel's name."""
     lowered, found = kernels.lower(sized.plan), {}
     for launch in sized.plan.of(Launch):
@@ -388,12 +474,16 @@ def _launches(
             continue
         if launch.template == "rows":
             found[launch.kernel] = SummedRows(sized, launch, kernel)
+        elif any(one.kind == "matmul_tn" for one in launch.body):
+            found[launch.kernel] = SummedOverRows(
+                sized, launch, kernel, schedules.get(launch.kernel)
+            )
         elif launch.template == "grouped":
             found[launch.kernel] = GroupedProduct(
                 sized, launch, kernel, tensors, schedules.get(launch.kernel)
             )
         else:
             found[launch.kernel] = Product(
-                sized, launch, kernel, tensors, orders, schedules.get(launch.kernel)
+                sized, launch, kernel, tensors, schedules.get(launch.kernel)
             )
     return found

@@ -30,12 +30,13 @@ class SizedPlan:
         )
 
     def split(self, channel: Channel) -> StaticMapping:
-        """How a channel's rows lie over ranks and chunks."""
+        """How a channel's rows lie over ranks and chunks, which are of whole producer's tiles."""
         rows = allocate.extent_of(channel.rows, self.sizes, 0, self.world.num_ranks)
-        chunks = channel.chunks if isinstance(channel.chunks, int) else 1
-        return StaticMapping.of(
-            rows, self.world.num_ranks, chunks=chunks, push_rows=1, tile_rows=channel.tile_rows
+        chunks, step = channel.chunks if isinstance(channel.chunks, int) else 1, channel.push_rows
+        split = StaticMapping.of(
+            rows, self.world.num_ranks, chunks=chunks, tile_rows=channel.tile_rows
         )
+        return split._replace(chunk_rows=ceil(split.chunk_rows / step) * step)
 
     def chunks_of(self, channel: Channel) -> int:
         """Of a part's columns."""

@@ -141,7 +141,9 @@ class GatheredProduct(_Small):
         (programs, _, _), ranks = self.grid, plan.world.num_ranks
         self.row_bytes = self.k * self.itemsize
         rows = full_part(self.m, ranks)
-        self.block = packets_of(rows * self.row_bytes, programs)
+        # Of as many rows as fill the tiles: one kernel for all m of a tile.
+        most = full_part(ceil(self.m / self.tile[0]) * self.tile[0], ranks)
+        self.block = packets_of(most * self.row_bytes, programs)
         self.shards = Shards(self.m * self.row_bytes, rows * self.row_bytes)
         self.sources = vectors.power_of_two(ranks)
         # Calls that share them agree on programs and packets, and so on what each word is.

@@ -1,4 +1,4 @@
-"""What each step of a plan launches: its kernels, rows on their way, streams that meet."""
+"""What each step of a plan launches: its kernels, rows on their way, waits for a slot's credits."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 
 from weft.base.errors import UnsupportedError
 from weft.compiler.lower import kernels
-from weft.ir.device import Channel, Copy, Launch, Notify, Take
+from weft.ir.device import Channel, Copy, Launch, Take
 from weft.language.mapping import StaticMapping
 from weft.plan import moving, scales
 from weft.plan.launches import KernelLaunch, Start
@@ -26,7 +26,7 @@ Tensors = Mapping[str, torch.Tensor]
 
 
 class Starts:
-    """The launches of a plan's steps. `met`: by stream, the channel on which it met others last."""
+    """The launches of a plan's steps."""
 
     def __init__(
         self, sized: SizedPlan, memory: Memory, launches: Mapping[str, KernelLaunch]
@@ -34,14 +34,10 @@ class Starts:
         self.sized, self.plan, self.world = sized, sized.plan, sized.world
         self.memory, self.launches = memory, launches
 
-    def of(
-        self, step: Launch | Notify | Take, bound: Tensors, slot: Any, met: dict[str, str]
-    ) -> Iterator[Start]:
+    def of(self, step: Launch | Take, bound: Tensors, slot: Any) -> Iterator[Start]:
         """What the step launches, one behind the other; nothing where it has nothing to move."""
-        if isinstance(step, Notify):
-            yield self._meeting(step, slot, met)
-        elif isinstance(step, Take):
-            given = (*self._own_words(step, slot), slot.arg, self.world.arg)
+        if isinstance(step, Take):
+            given = (*self._words_of(self._copied_behind(step), slot), slot.arg, self.world.arg)
             yield Start(moving.take, (1, 1, 1), given, {"num_warps": 1})
         elif not self._is_empty(step):
             if (launch := self.launches.get(step.kernel)) is None:
@@ -51,11 +47,11 @@ class Starts:
             yield from self._hearing(step, slot)
 
     def _kernel(self, step: Launch, launch: KernelLaunch, bound: Tensors, slot: Any) -> Start:
-        channels, there = self.sized.channels, self.memory.words
+        channels, there = self.sized.channels, self.memory.axes
         named = [name for name in (*step.awaits, *step.announces) if name in there]
         for name in [name for name in named if channels[name].to == "engine"]:
             named += kernels.beside_tokens(channels[name])
-        words = {name: self.memory.words_of(slot, name) for name in named}
+        words = {name: self.memory.signals_of(slot, name) for name in named}
         split = [
             self.sized.split(one)
             for one in channels.values()
@@ -77,43 +73,27 @@ class Starts:
         for name in step.awaits:
             channel = self.sized.channels[name]
             # Of sums each tile waits for all, be they of no rows.
-            if name in self.memory.words and channel.to == "all" and _has_chunks(channel):
-                split, words = self.sized.split(channel), self.memory.words_of(slot, name)
+            if name in self.memory.axes and channel.to == "all" and _has_chunks(channel):
+                split, words = self.sized.split(channel), self.memory.signals_of(slot, name)
                 if not columns or split.rank_rows * (self.world.num_ranks - 1) >= split.rows:
                     given = (words, words.numel(), slot.arg, self.world.arg)
-                    yield Start(moving.hear_all, (1, 1, 1), given, {"num_warps": 1})
-
-    def _meeting(self, step: Notify, slot: Any, met: dict[str, str]) -> Start:
-        """The one program by which streams of all ranks meet."""
-        before = met.get(step.stream)
-        met[step.stream] = step.channel
-        words, one = self.memory.words_of(slot, step.channel), (1, 1, 1)
-        own, num_own = self._own_words(step, slot)
-        if before is not None:
-            given = (self.memory.words_of(slot, before), words, own, num_own, self.world.arg)
-            return Start(moving.meet_again, one, given, {"num_warps": 1})
-        given = (words, own, num_own, slot.arg, step.takes, self.world.arg)
-        return Start(moving.meet, one, given, {"num_warps": 1})
-
-    def _own_words(self, step: Notify | Take, slot: Any) -> tuple[torch.Tensor, int]:
-        """The words of what the stream copies next, and how many a rank has of them."""
-        return self._words_of(self._copied_behind(step), slot)
+                    yield Start(moving.wait_all, (1, 1, 1), given, {"num_warps": 1})
 
     def _words_of(self, copy: Copy | None, slot: Any) -> tuple[torch.Tensor, int]:
         """The words that a copy announces, and how many a rank has of them."""
         if copy is None:
-            return slot.words, 0
-        words = self.memory.words_of(slot, copy.announces)
+            return slot.arg.epoch, 0
+        words = self.memory.signals_of(slot, copy.announces)
         return words, words.numel() // self.world.num_ranks
 
-    def _copied_behind(self, step: Notify | Take) -> Copy | None:
-        """What the step's stream copies before it meets the others again."""
+    def _copied_behind(self, step: Take) -> Copy | None:
+        """What the step's stream copies before it takes credits again."""
         steps = [one for one in self.plan.steps if one.stream == step.stream]
         behind = steps[next(i for i, one in enumerate(steps) if one is step) + 1 :]
         for one in behind:
             if isinstance(one, Copy):
                 return one
-            if isinstance(one, Notify | Take):
+            if isinstance(one, Take):
                 return None
         return None
 
@@ -129,9 +109,7 @@ class Starts:
         (name,) = step.reads
         (target,) = step.pushes or step.writes
         columns = self.sized.shape(name)[1]
-        split = StaticMapping.of(
-            self.sized.shape(target)[0], self.world.num_ranks, chunks=1, push_rows=1, tile_rows=1
-        )
+        split = StaticMapping.of(self.sized.shape(target)[0], self.world.num_ranks, chunks=1)
         if kind == "push_scales":
             return scales.pushed(bound[name], bound[target], split, step.takes, slot, self.world)
         given: tuple = (bound[name], bound[target])
@@ -141,7 +119,7 @@ class Starts:
             (channel,) = step.announces
             split = self.sized.split(self.sized.channels[channel])
             function, programs = moving.push, self.world.num_ranks * split.chunks
-            given = (*given, self.memory.words_of(slot, channel))
+            given = (*given, self.memory.signals_of(slot, channel))
         if kind == "stage":
             pushed = [one for one in self.plan.of(Copy) if one.side == "push"]
             copy = next((one for one in pushed if one.target == target), None)

@@ -7,22 +7,24 @@ rows, which are split as torch.chunk splits them, is the operator's matter.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from typing import Any, ClassVar
 
 import torch
+from torch import empty_like
 from torch.autograd.graph import increment_version
 
-from weft.base.errors import DtypeError, ShapeError
+from weft.base.errors import OutOfMemoryError, ShapeError
 from weft.base.target import Target
-from weft.compiler import Shard, Tensor, frontend, layouts, schedules
+from weft.compiler import Shard, Tensor, frontend, schedules
 from weft.compiler.schedules import Config
 from weft.ir.task import Program
-from weft.plan import described, launches
-from weft.plan.call_cache import check_out
-from weft.plan.described import Kernels
-from weft.plan.problems import Rows, nodes_of
+from weft.plan import described, exchanges, launches, nccl
+from weft.plan.call_cache import check_out, find_call
+from weft.plan.memory import like
+from weft.plan.problems import Rows, nodes_of, product_of
 from weft.plan.runner import new_runner
 
 # Of the symmetric heap, for a product that another operator sums.
@@ -47,6 +49,10 @@ class Product(Rows):
     b_is_nk: bool = False
 
     transports: ClassVar[tuple[str, ...]]
+    templates: ClassVar[tuple[str, ...]] = schedules.TEMPLATES
+    is_summed: ClassVar[bool] = True
+    of_sm90: ClassVar[tuple[str, str]] = "", "16-bit operands"
+    of_library: ClassVar[str] = ""
     # The traced function; the sizes that all ranks' calls have alike.
     program: ClassVar[Callable[..., Any]]
     sizes: ClassVar[tuple[str, ...]] = ("m", "n", "k")
@@ -76,6 +82,9 @@ class Product(Rows):
         is_asked = launches.is_for_hopper(self.itemsize, self.nodes, target)
         return is_asked and self.can_use_tma(target)
 
+    def can_use_library(self, target: Target) -> bool:
+        return target.backend == "cuda" and self.is_even
+
     def traced(self) -> Program:
         """The tensor program, with m open."""
         return _traced(self.op, type(self).program, tuple(self.types().items()))
@@ -89,8 +98,8 @@ def _traced(name: str, function: Callable[..., Any], types: tuple) -> Program:
 class Problem(Product):
     """Products [m, k] @ [k, n], one of each rank, to be summed over ranks; sums in fp32."""
 
-    # The unfused way, (world, transport, product, a, b, out); product(a, b) is the library's.
-    sum_unfused: ClassVar[Callable[..., None]]
+    # The operator that sums the library's product: the unfused way.
+    unfused: ClassVar[type[exchanges.Problem]]
 
     @property
     def flops(self) -> int:
@@ -114,19 +123,7 @@ def problem_of(kind: Callable[..., Any], world: Any, a: Any, b: Any, out: Any = 
     Raises  ShapeError, DtypeError: tensors that do not fit together, or the world
     """
     op = kind.op
-    for name, tensor in (("a", a), ("b", b)):
-        if tensor.dim() != 2:
-            shape = tuple(tensor.shape)
-            raise ShapeError(f"{op}: {name} has shape {shape}; it must have two dimensions")
-    (m, k), (k_b, n) = a.shape, b.shape
-    if k != k_b:
-        raise ShapeError(f"{op}: a has k={k} but b has k={k_b}; pass b as [k, n], not [n, k]")
-    if a.dtype != b.dtype:
-        raise DtypeError(f"{op}: a is {a.dtype} but b is {b.dtype}; convert one of them")
-    layouts.check_tensor(op, "a", a, world)
-    is_nk = not b.is_contiguous()
-    is_t = is_nk and b.t().is_contiguous()
-    layouts.check_tensor(op, "b.t()" if is_t else "b", b.t() if is_t else b, world)
+    m, n, k, is_nk = product_of(op, a, b, world)
     problem = kind(m, n, world.num_ranks, str(a.dtype), nodes_of(world), k, is_nk)
     if out is not None:
         first, end = problem.result_rows(world.rank)
@@ -152,73 +149,104 @@ def total(inputs: Sequence[Mapping[str, Any]]) -> torch.Tensor:
     return sums
 
 
-class Call:
+class ProductCall:
     """What calls with one problem and one configuration share on one rank: found once, kept.
 
-    `runner` runs it where one kernel does all, as `recorded` where the user records the call.
-    `tensors` describe them, for `world.operator_call`.
+    `runner` runs the plan of `stages`, where one kernel does all. `tensors` describe the call's,
+    for `world.operator_call`.
     """
 
     tensors = ""
+
+    def __init__(
+        self, world: Any, problem: Any, config: Any, tensors: Mapping[str, Any], stages: Any,
+        out_shape: tuple[int, int], out_dtype: str,
+    ) -> None:  # fmt: skip
+        self.world, self.problem, self.config = world, problem, config
+        self._like = like(out_shape, getattr(torch, out_dtype), world.device)
+        self._operator_call = world.operator_call
+        # What all ranks must call alike.
+        sizes = ",".join(f"{name}={getattr(problem, name)}" for name in problem.sizes)
+        self.name = f"{problem.op} {sizes} {problem.dtype} {config}"
+        self.runner = stages and new_runner(world, stages, tensors, {"m": problem.m})
+        self._is_empty = problem.is_empty
+
+    def __call__(self, out: torch.Tensor | None, **tensors: Any) -> torch.Tensor:
+        """Queue the call; its result. Collective."""
+        if out is None:
+            out = empty_like(self._like)
+        else:
+            increment_version((out,))
+        self._operator_call(self.name, self.tensors)
+        if self.runner is not None:
+            self.runner.queue(tensors, (out,))
+        elif self._is_empty:
+            out.zero_()
+        else:
+            self._run_unfused(out, **tensors)
+        return out
+
+    def _run_unfused(self, out: torch.Tensor, **tensors: Any) -> None:
+        raise NotImplementedError
+
+
+class Call(ProductCall):
+    """Of a product that is summed over ranks, done as `recorded` says where the user records it."""
 
     def __init__(
         self, world: Any, problem: Any, config: Config, tensors: Mapping[str, Any],
         recorded: Config | None = None,
     ) -> None:  # fmt: skip
         config.check(problem, world.target)
-        self.world, self.problem, self.config = world, problem, config
         first, end = problem.result_rows(world.rank)
-        self.out_shape = (end - first, problem.n)
-        sizes = ",".join(f"{name}={getattr(problem, name)}" for name in problem.sizes)
-        self.name = f"{problem.op} {sizes} {problem.dtype} {config}"
-        self.runner = None
+        stages = None
         if config.is_fused and not problem.is_empty:
             stages = schedules.planned(problem.traced(), config, problem, world.target)
-            if recorded is not None:
+            if config.transport == schedules.CE_PUSH and recorded and recorded.is_fused:
                 instead = schedules.planned(problem.traced(), recorded, problem, world.target)
                 stages = replace(stages, recorded=instead)
-            self.runner = new_runner(world, stages, tensors, {"m": problem.m})
+        out = (end - first, problem.n), problem.dtype
+        super().__init__(world, problem, config, tensors, stages, *out)
+        # Where peers read the library's product in place, if that is not much: memory that products
+        # of all sizes share.
+        self._products: Any = None
+        if stages is None and problem.m * problem.row_bytes <= MOST_SHARED_BYTES:
+            request = {"product": ((problem.m, problem.n), problem.torch_dtype)}
+            self._products = world.asked(f"{problem.op}.product", request, num_slots=1)
+        # What sums the last call's product, by where it and the result lie on the heap.
+        self._exchange: tuple[Any, Any] = None, None
+        if config.is_fused and recorded and not recorded.is_fused:
+            self._prepare(recorded, tensors)
 
-    def __call__(self, out: torch.Tensor | None, **tensors: Any) -> torch.Tensor:
-        """Queue the call; its result. Collective."""
-        if out is None:
-            first = next(iter(tensors.values()))
-            out = torch.empty(self.out_shape, dtype=first.dtype, device=first.device)
-        else:
-            increment_version((out,))
-        self.world.operator_call(self.name, self.tensors)
-        if self.runner is not None:
-            self.runner.queue(tensors, (out,))
-        elif self.problem.is_empty:
-            out.zero_()
-        else:
-            transport = self.config.transport
-            self.problem.sum_unfused(self.world, transport, self._product, **tensors, out=out)
-        return out
+    def _prepare(self, recorded: Config, tensors: Mapping[str, Any]) -> None:
+        """Call once what is done where the user records it: its memory cannot be had then."""
+        sizes = [getattr(self.problem, name) for name in self.problem.sizes]
+        key = ("prepared", self.problem.op, self.problem.dtype, *sizes)
+        # Tensors may lie otherwise on other ranks, for which these sizes are then not new.
+        if self.world.calls.is_first(key, self.runner):
+            with suppress(OutOfMemoryError):  # a recording will say it
+                Call(self.world, self.problem, recorded, tensors)(None, **tensors)
 
-    def _product(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-        """The library's product: where peers read it in place, if that is not much, in memory that
-        products of all sizes share. Collective."""
-        if self.problem.m * self.problem.row_bytes > MOST_SHARED_BYTES:
-            return torch.mm(a, b)
-        request = {"product": ((self.problem.m, self.problem.n), a.dtype)}
-        slot = self.world.workspace(f"{self.problem.op}.product", request, num_slots=1)
-        return torch.mm(a, b, out=slot.product)
+    def _run_unfused(self, out: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> None:
+        world, kind = self.world, self.problem.unfused
+        if self.config.transport == schedules.LIBRARY:
+            is_whole = out.shape[0] == self.problem.m
+            product = torch.mm(a, b, out=out if is_whole else None)
+            nccl.BY_NAME[kind.op](world, product, out)
+            return
+        into = self._products and self._products.take(world.is_recording()).product
+        product = torch.mm(a, b, out=into)
+        place = world.offset(product), world.offset(out)
+        lay, exchange = self._exchange
+        if place != lay:
+            make = partial(exchanges.make_call, kind)
+            exchange = find_call(world, kind.op, (product, out), (None,), make)
+            self._exchange = place, exchange
+        exchange(product, out)
 
 
 # ---------------------------------------------------------------------------------------------
 # The card
-
-
-def kernels(
-    run: Callable[..., Any], problem: Any, config: Config | None, target: Target
-) -> Kernels:
-    """The kernel that a call with this configuration launches, as a record."""
-    config = config or next(schedules.fused(problem, target))
-    config.check(problem, target)
-    if config.is_fused:
-        kernels_of = described.kernels_of(run, make_inputs, schedules.fused)
-        yield from kernels_of(problem, config, target)
 
 
 def fake(problem: Any, inputs: Mapping[str, Any], rank: int = 0) -> torch.Tensor:
@@ -227,20 +255,13 @@ def fake(problem: Any, inputs: Mapping[str, Any], rank: int = 0) -> torch.Tensor
     return torch.empty((end - first, problem.n), dtype=problem.torch_dtype, device="meta")
 
 
-def make_problem(
-    kind: Any, num_ranks: int, shape: Mapping[str, int], dtype: str, nodes: tuple[int, ...] = ()
-) -> Any:
-    return kind(shape["m"], shape["n"], num_ranks, dtype, nodes, shape["k"])
-
-
 def card(kind: type[Problem], run: Callable[..., Any]) -> dict[str, Any]:
     """What the cards of such operators have alike."""
     return {
         "config": Config,
-        "make_problem": partial(make_problem, kind),
         "make_inputs": make_inputs,
         "run": run,
-        "kernels": partial(kernels, run),
+        "kernels": described.KernelsOf(run, make_inputs, schedules.fused),
         "fake": fake,
         "program": kind.traced,
         "takes_nodes": True,

@@ -17,7 +17,7 @@ from weft.ir.schedule import Schedule
 from weft.plan.launches import KernelLaunch, Start, block_of_b
 from weft.plan.product_launches import PLAIN_STAGES, PLAIN_WARPS
 from weft.plan.sizes import SizedPlan
-from weft.tiles import blocking, gemm, gemm_sm90, route, tile_scheduler
+from weft.tiles import blocking, gemm, gemm_sm90, multiply_sm90, route, tile_scheduler
 from weft.tiles.hooks.table import Experts, Tables
 
 # Tiles that share columns of B in L2.
@@ -59,7 +59,7 @@ class GroupedProduct(KernelLaunch):
         self.experts = Experts(
             m, full_part(m, ranks), top_k, room, columns, schedule.group_m, channels
         )  # fmt: skip
-        self.num_words = room * ranks * columns
+        self.axes = ("tile", room), ("from rank", ranks), ("tile column", columns)
         programs, tiles = max(1, target.num_sms - launch.spare), room * columns
         if any(one.slot == "begin" for one in kernel.of(core.Hook)):
             tiles += channels
@@ -68,12 +68,12 @@ class GroupedProduct(KernelLaunch):
             elements = tile_scheduler.partial_elements(tile_m, tile_n, programs)
             self.buffers = {f"{launch.kernel}_sums": ((elements,), torch.float32)}
             self.signals = {
-                f"{launch.kernel}_summed": (tile_scheduler.partial_words(programs), torch.int64)
+                f"{launch.kernel}_summed": (tile_scheduler.partial_flags(programs), torch.int64)
             }
         self.grid = (max(1, min(tiles, programs)), 1, 1)
         # By whether the template for Hopper runs; the generic one takes a power of two of columns.
         # A rank may have other tiles than its peers: signals say which tokens are there.
-        cuts = [(tile_m, width, tile_k) for width in (gemm_sm90.wide_columns(tile_n), tile_n)]
+        cuts = [(tile_m, width, tile_k) for width in (multiply_sm90.wide_columns(tile_n), tile_n)]
         self._tiles = [gemm.Tile.of(*cut, size_k=self.k, b_is_nk=self.b_is_nk) for cut in cuts]
         stride = self.k if self.b_is_nk else self.n
         self._shape = gemm.Shape(m * top_k, self.n, self.k, self.k, stride, self.n)

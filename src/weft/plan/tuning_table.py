@@ -29,6 +29,18 @@ class Row(NamedTuple):
     thread_bytes: int = 64
 
 
+_PUSHED = (
+    Row(512 * KB, "ll", 128, 4, 16),
+    Row(1 * MB, "sm_push", 512, 4, 64),
+    Row(ANY, "sm_push", 256, 8, 64),
+)
+# In place, by two ranks.
+_PULLED = (
+    Row(768 * KB, "ll", 128, 4, 16),
+    Row(2 * MB, "sm_push", 512, 4, 64),
+    Row(8 * MB, "sm_push", 256, 8, 64),
+    Row(ANY, "sm_pull", 256, 8, 64),
+)
 # NCCL adds in another order and rounds at every step: it is not taken for sums, though at 128 MB
 # its all-reduce is 6 % faster.
 MEASURED = {
@@ -38,16 +50,8 @@ MEASURED = {
         Row(2 * MB, "two_shot", 256, 8, 32),
         Row(ANY, "two_shot", 256, 8, 64),
     ),
-    "all_gather": (
-        Row(512 * KB, "ll", 128, 4, 16),
-        Row(1 * MB, "sm_push", 512, 4, 64),
-        Row(ANY, "sm_push", 256, 8, 64),
-    ),
-    "reduce_scatter": (
-        Row(512 * KB, "ll", 128, 4, 16),
-        Row(1 * MB, "sm_push", 512, 4, 64),
-        Row(ANY, "sm_push", 256, 8, 64),
-    ),
+    "all_gather": _PUSHED,
+    "reduce_scatter": _PUSHED,
     "all_to_all": (
         Row(512 * KB, "ll", 128, 4, 16),
         Row(ANY, "sm_push", 256, 8, 64),
@@ -69,18 +73,8 @@ IN_PLACE = {
         Row(63 * MB, "sm_pull", 256, 8, 64),
         Row(ANY, "ce_pull", 128, 16, 64),
     ),
-    "reduce_scatter": (
-        Row(768 * KB, "ll", 128, 4, 16),
-        Row(2 * MB, "sm_push", 512, 4, 64),
-        Row(8 * MB, "sm_push", 256, 8, 64),
-        Row(ANY, "sm_pull", 256, 8, 64),
-    ),
-    "all_to_all": (
-        Row(768 * KB, "ll", 128, 4, 16),
-        Row(2 * MB, "sm_push", 512, 4, 64),
-        Row(8 * MB, "sm_push", 256, 8, 64),
-        Row(ANY, "sm_pull", 256, 8, 64),
-    ),
+    "reduce_scatter": _PULLED,
+    "all_to_all": _PULLED,
 }
 # On four pushes to boxes were ahead nearly everywhere. Plain and in place, us: reduce_scatter of 4,
 # 16, 128 MB 53 and 60, 167 and 178, 1191 and 1264; all_gather 54 and 60, 171 and 173, 1193 and 1134

@@ -7,6 +7,7 @@ backend it has. A method that says *collective* is called by every rank in the s
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Hashable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from typing import Any, Protocol
 
 import torch
 
+from weft.base.elements import Axes
 from weft.base.target import Target
 from weft.language.wait_report import WaitReport
 
@@ -50,6 +52,18 @@ class Far:
     locks_address: int
 
 
+class ByAddress(Protocol):
+    """Work that is queued by addresses and handles of streams, with nothing to be looked at."""
+
+    def handle(self, stream: Any) -> int: ...
+
+    def copy(self, dst: int, src: int, nbytes: int, stream: int) -> None:
+        """As `Backend.copy`, of contiguous bytes."""
+
+    def take_token(self, word: int, stream: int) -> None:
+        """As `Backend.take_token`."""
+
+
 class Stream(Protocol):
     """A queue of device work. Entering it makes it current and orders nothing; `wait` orders."""
 
@@ -57,6 +71,9 @@ class Stream(Protocol):
 
     def wait(self, other: Stream) -> None:
         """Later work on this stream starts after the work that `other` holds now."""
+
+    def synchronize(self) -> None:
+        """The host waits until this stream's work is done."""
 
     def __enter__(self) -> Stream: ...
 
@@ -71,7 +88,9 @@ class Recording(Protocol):
 
 
 class KeptRecording(Recording, Protocol):
-    """One that its caller keeps for calls to come."""
+    """One that its caller keeps for calls to come; `device_bytes` is what it takes there."""
+
+    device_bytes: int
 
     @property
     def is_current(self) -> bool:
@@ -88,12 +107,24 @@ class Life(Hashable, Protocol):
         ...
 
 
+@dataclass(frozen=True)
+class RecordingLife:
+    """As long as somebody holds a recording of weft's own."""
+
+    recording: weakref.ref[Any]
+
+    @property
+    def is_over(self) -> bool:
+        return self.recording() is None
+
+
 class Backend(Protocol):
     """One rank's machine.
 
     `abort_address` and `report_address` go into the world table; 0 where the machine has neither
     (the emulator finds deadlocks itself and needs no deadline). `far` is known once the heap is
-    open: None where kernels need no help to reach all peers.
+    open: None where kernels need no help to reach all peers. `by_address`: None where each piece of
+    work is looked at.
     """
 
     seats: Seats
@@ -102,13 +133,22 @@ class Backend(Protocol):
     abort_address: int
     report_address: int
     far: Far | None
+    by_address: ByAddress | None
 
     # ---- memory
 
-    def open_heap(self, nbytes: int) -> Sequence[torch.Tensor | None]:
-        """Every rank's heap as a flat uint8 tensor, None where out of reach. Collective."""
+    def open_heap(self, nbytes: int, span_bytes: int) -> Sequence[torch.Tensor | None]:
+        """Every rank's heap as a flat uint8 tensor of `span_bytes`, None where out of reach: bytes
+        behind the first `nbytes` are addresses without memory until `grow_heap`. Collective."""
 
-    def prepare(self, tensor: torch.Tensor, offset: int, name: str, *, zero: bool) -> None:
+    def grow_heap(self, offset: int, nbytes: int) -> bool:
+        """Memory for so many bytes of every rank's heap from `offset` on; False on all ranks or on
+        this one, where there is none. Collective."""
+
+    def prepare(
+        self, tensor: torch.Tensor, offset: int, name: str, *, zero: bool,
+        axes: Callable[[], Axes] | None = None,
+    ) -> None:  # fmt: skip
         """`tensor` was just allocated at `offset` of this rank's heap; zero it where asked.
 
         Returns when the zeros are in memory. The emulator registers the allocation here.
@@ -138,8 +178,9 @@ class Backend(Protocol):
 
     # ---- launches, streams and copies
 
-    def load(self, kernel: Any, arguments: Sequence[Any], options: dict[str, Any]) -> None:
-        """Compile the kernel for these arguments, and have its binary on the device."""
+    def load(self, kernel: Any, arguments: Sequence[Any], options: dict[str, Any]) -> Any:
+        """Compile the kernel for these arguments, and have its binary on the device; what
+        `triton_api.bound_launch` takes, where `by_address` is something."""
 
     def current_stream(self) -> Stream: ...
 
@@ -168,8 +209,8 @@ class Backend(Protocol):
     def record(self) -> AbstractContextManager[Recording]:
         """Freeze what is launched inside the brackets instead of running it."""
 
-    def record_launches(self, launch: Callable[[], None]) -> KeptRecording | None:
-        """Record what `launch` queues, which allocates nothing; None where that spares nothing."""
+    def record_launches(self, launch: Callable[[], None]) -> KeptRecording:
+        """Record what `launch` queues, which allocates nothing."""
 
     def is_recording(self) -> bool: ...
 

@@ -7,15 +7,15 @@ one is a choice of how to do it, its launches, and some memory of this rank's ow
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
 from weft.runtime.backend import Backend
 from weft.runtime.recorded import Recorded
 
-# Kinds that are kept, and how many of them go at once: before that the host waits for the device.
-# A model has a few dozen for each number of tokens.
-MOST, AT_ONCE = 1024, 128
+# Which part of all kinds goes at once: before that the host waits for the device. A model has a few
+# dozen for each number of tokens.
+PART_AT_ONCE = 8
 
 
 class Calls:
@@ -26,11 +26,14 @@ class Calls:
     forgotten, of which nothing is in flight any more.
     """
 
-    def __init__(self, backend: Backend, forget: Callable[[Sequence[Any]], None]) -> None:
-        self._backend, self._forget = backend, forget
+    def __init__(
+        self, backend: Backend, forget: Callable[[Sequence[Any]], None], most: int
+    ) -> None:
+        self._backend, self._forget, self.most = backend, forget, most
         self._latest: OrderedDict[Hashable, Any] = OrderedDict()
         self._recorded = Recorded(backend)
         self._once: dict[Hashable, Any] = {}
+        self._covered: dict[int, tuple[Any, Mapping[str, int]]] = {}
         self._is_recording = backend.is_recording
         # How often something was asked for while a recording was under way.
         self.num_recorded = 0
@@ -43,7 +46,7 @@ class Calls:
         found = self._latest.get(key)
         if found is None:
             found = self._recorded.get(key)
-        elif 2 * len(self._latest) > MOST:
+        elif 2 * len(self._latest) > self.most:
             # While few are kept their order decides nothing, and a key is hashed at each look.
             self._latest.move_to_end(key)
         if found is not None and self._is_recording():
@@ -54,8 +57,8 @@ class Calls:
         self._latest[key] = found
         if self._is_recording():
             self._keep(key, found)
-        elif len(self._latest) > MOST:
-            self._forget_oldest(AT_ONCE)
+        elif len(self._latest) > self.most:
+            self._forget_oldest(-(-self.most // PART_AT_ONCE))
 
     def _keep(self, key: Hashable, found: Any) -> None:
         self.num_recorded += 1
@@ -68,6 +71,18 @@ class Calls:
         count = len(self._once)
         self._once.setdefault(key, kept)
         return len(self._once) > count
+
+    def is_covered(self, kept: Any, sizes: Mapping[str, int]) -> bool:
+        """Has `cover` been told of sizes of `kept` that are nowhere smaller?"""
+        _, largest = self._covered.get(id(kept), (kept, {}))
+        return bool(largest) and all(sizes[name] <= largest[name] for name in sizes)
+
+    def cover(self, kept: Any, sizes: Mapping[str, int]) -> None:
+        """What calls of these sizes need is there, as long as the world is, and so for smaller
+        ones."""
+        _, largest = self._covered.get(id(kept), (kept, {}))
+        if all(sizes[name] >= largest.get(name, 0) for name in sizes):
+            self._covered[id(kept)] = kept, dict(sizes)
 
     def forget_all(self) -> bool:
         """All but what recordings of the user's were made with; was there anything?"""
@@ -84,5 +99,6 @@ class Calls:
 
     def clear(self) -> None:
         self._once.clear()
+        self._covered.clear()
         self._latest.clear()
         self._recorded.clear()

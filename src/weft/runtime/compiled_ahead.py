@@ -23,7 +23,6 @@ import hashlib
 import json
 import math
 import operator
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Real
@@ -31,7 +30,7 @@ from pathlib import Path
 from typing import Any
 
 from weft.base.errors import DtypeError, ShapeError, UnsupportedError, UsageError
-from weft.base.records import PLAN_FORMAT, KernelRecord, plain
+from weft.base.records import PLAN_FORMAT, KernelRecord, plain, plan_digest
 from weft.base.whole_numbers import whole_number
 
 # Triton's words for what a kernel takes by value, and how wide they are.
@@ -50,15 +49,6 @@ ADDRESS = "u64"
 LARGEST_FP32 = (2 - 2**-23) * 2.0**127
 # How many programs a launch may have along each axis.
 MOST_PROGRAMS = (2**31 - 1, 2**16 - 1, 2**16 - 1)
-# What a plan says of each kernel, and of what was compiled.
-ENTRY = {
-    "name": str, "target": str, "function": str, "num_warps": int, "num_ctas": int,
-    "shared_bytes": int, "scratch_bytes": int, "cooperative": bool, "binary": str, "sha256": str,
-    "record": dict,
-}  # fmt: skip
-RECORD = {
-    "name": str, "signature": dict, "constants": dict, "options": dict, "divisible_by_16": list,
-}  # fmt: skip
 # Behind all others a kernel takes two addresses of Triton's own scratch memory.
 SCRATCH = (ctypes.c_uint64, ctypes.c_uint64)
 
@@ -255,63 +245,51 @@ def _flat(path: tuple[str | int, ...], kind: Any) -> Iterator[Parameter]:
 def load(folder: str | Path, target: str) -> dict[str, CompiledKernel]:
     """The kernels of a folder that are for `target`, by name.
 
-    Raises  UsageError: no plan there, one of another version, none for this target, or one that
-            does not fit its binaries
+    Raises  UsageError: no plan there, one of another version, none for this target, or files that
+            have changed since they were written
             UnsupportedError: kernels that only Triton's launcher can launch
     """
     path = Path(folder) / "plan.json"
     try:
         plan = json.loads(path.read_text())
-    except (OSError, ValueError) as error:
+        number = plan["format"]
+    except (OSError, ValueError, TypeError, KeyError) as error:
         raise UsageError(
-            f"{path} is no plan: {error}; `weft compile OP -o {folder}` writes one"
+            f"{path} is no plan: {error!r}; `weft compile OP -o {folder}` writes one"
         ) from error
-    _check_fields(path, "it", plan, {"format": int})
-    if plan["format"] != PLAN_FORMAT:
+    if number != PLAN_FORMAT:
         raise UsageError(
-            f"{path} has format {plan['format']}, this weft reads {PLAN_FORMAT}: compile it again"
+            f"{path} has format {number}, this weft reads {PLAN_FORMAT}: compile it again"
         )
-    _check_fields(path, "it", plan, {"kernels": list})
-    for number, entry in enumerate(plan["kernels"]):
-        _check_fields(path, f"kernel {number}", entry, {"name": str, "target": str})
-    entries = [entry for entry in plan["kernels"] if entry["target"] == target]
+    kernels = plan.get("kernels")
+    if plan.get("sha256") != plan_digest(kernels):
+        raise _damaged(path, "its kernels are not those that its sha256 is of")
+    entries = [entry for entry in kernels if entry["target"] == target]
     if not entries:
-        there = ", ".join(sorted({entry["target"] for entry in plan["kernels"]})) or "none"
+        there = ", ".join(sorted({entry["target"] for entry in kernels})) or "none"
         raise UsageError(f"{path} has no kernel for {target}, only for {there}")
     if not target.startswith("cuda:"):
         raise UnsupportedError(f"{path}: kernels for {target} are launched by Triton alone")
-    name, count = Counter(entry["name"] for entry in entries).most_common(1)[0]
-    if count > 1:
-        raise _damaged(path, f"{count} kernels for {target} are called {name}")
     return {entry["name"]: _kernel(entry, path) for entry in entries}
 
 
 def _kernel(entry: Mapping[str, Any], path: Path) -> CompiledKernel:
     name = entry["name"]
-    _check_fields(path, name, entry, ENTRY)
-    _check_fields(path, f"the record of {name}", entry["record"], RECORD)
     for what, usual in (("num_ctas", 1), ("scratch_bytes", 0)):
         if entry[what] != usual:
             raise UnsupportedError(
                 f"{name} has {what}={entry[what]}: Triton's launcher is needed for that"
             )
-    fields = {key: entry["record"][key] for key in RECORD}
-    fields["divisible_by_16"] = tuple(fields["divisible_by_16"])
-    for argument, kind in fields["signature"].items():
-        constant = fields["constants"].get(argument)
-        if not _is_alike(kind, constant):
-            raise _damaged(path, f"{name} takes {argument} as {kind}, but compiled is {constant!r}")
+    record = KernelRecord(**entry["record"])
     return CompiledKernel(
         name, entry["target"], entry["function"], entry["num_warps"], entry["shared_bytes"],
-        entry["cooperative"], KernelRecord(**fields), _code(entry, path),
+        entry["cooperative"], record, _code(entry, path),
     )  # fmt: skip
 
 
 def _code(entry: Mapping[str, Any], path: Path) -> bytes:
     """The binary that the plan was written with, which lies beside it."""
     file = entry["binary"]
-    if Path(file).name != file:
-        raise _damaged(path, f"the binary of {entry['name']} is not a file beside it: {file!r}")
     try:
         code = (path.parent / file).read_bytes()
     except OSError as error:
@@ -322,27 +300,6 @@ def _code(entry: Mapping[str, Any], path: Path) -> bytes:
             f"sha256 is {found}, not {entry['sha256']}"
         )  # fmt: skip
     return code
-
-
-def _check_fields(path: Path, what: str, value: Any, fields: Mapping[str, type]) -> None:
-    if not isinstance(value, dict):
-        raise _damaged(path, f"{what} is {value!r}, not an object")
-    for key, kind in fields.items():
-        if key not in value:
-            raise _damaged(path, f"{what} has no {key!r}")
-        if type(value[key]) is not kind:
-            raise _damaged(path, f"{what} has {key}={value[key]!r}, not of type {kind.__name__}")
-
-
-def _is_alike(kind: Any, constant: Any) -> bool:
-    """Has a tuple's constant as many fields as its type?"""
-    if not isinstance(kind, list):
-        return isinstance(kind, str)
-    if constant is None:
-        return all(_is_alike(one, None) for one in kind)
-    return isinstance(constant, list) and len(constant) == len(kind) and all(
-        map(_is_alike, kind, constant)
-    )  # fmt: skip
 
 
 def _damaged(path: Path, why: str) -> UsageError:

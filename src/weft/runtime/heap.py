@@ -5,7 +5,8 @@
 Signals grow down from the top and a freed signal word is never given out again, nor does the
 signal area ever grow into bytes that once held data: a stale word must not satisfy a wait. So a
 part of the heap is left to signals: else the first data that fills it would leave them no room,
-even once it is freed.
+even once it is freed. A heap that grows gets further segments, each laid out so; nothing lies
+across two of them.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from __future__ import annotations
 from bisect import bisect_right, insort
 from collections.abc import Iterable
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from weft.base.errors import NotSymmetricError, OutOfMemoryError, UsageError
@@ -22,6 +23,8 @@ from weft.base.errors import NotSymmetricError, OutOfMemoryError, UsageError
 ALIGNMENT_BYTES = 256
 # Of how many parts of the heap one is for signals alone. They may take more.
 SIGNALS_PART = 32
+# What GPUs map memory by. Segments begin and end there, and are so far apart at least.
+GRANULE_BYTES = 2 << 20
 
 
 @dataclass(frozen=True, order=True)
@@ -50,18 +53,110 @@ def round_up(nbytes: int) -> int:
     return -(-max(nbytes, 1) // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
 
 
-class HeapAllocator:
-    """Deterministic: the same sequence of calls gives the same offsets on every rank."""
+@dataclass
+class _Segment:
+    """Bytes `start` to `end` of the heap, and what is free of them."""
 
-    def __init__(self, capacity_bytes: int, owner: str = "heap") -> None:
-        self.capacity_bytes = capacity_bytes // ALIGNMENT_BYTES * ALIGNMENT_BYTES
+    start: int
+    end: int
+    holes: list[tuple[int, int]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.data_top, self.signal_bottom = self.start, self.end
+        left = (self.end - self.start) // SIGNALS_PART // ALIGNMENT_BYTES * ALIGNMENT_BYTES
+        self.data_limit = self.end - left
+
+    @property
+    def free_bytes(self) -> int:
+        return self.signal_bottom - self.data_top + sum(size for _, size in self.holes)
+
+    def copy(self) -> _Segment:
+        other = copy(self)
+        other.holes = [*self.holes]
+        return other
+
+    @property
+    def gap_bytes(self) -> int:
+        """Between data and signals, what data may take."""
+        return max(0, min(self.signal_bottom, self.data_limit) - self.data_top)
+
+    @property
+    def largest_bytes(self) -> int:
+        return max([self.gap_bytes, *(size for _, size in self.holes)])
+
+    def take_signals(self, size: int) -> int | None:
+        if self.signal_bottom - size < self.data_top:
+            return None
+        self.signal_bottom -= size
+        return self.signal_bottom
+
+    def take_data(self, size: int) -> int | None:
+        for index, (offset, hole) in enumerate(self.holes):
+            if hole >= size:
+                self.holes[index : index + 1] = (
+                    [(offset + size, hole - size)] if hole > size else []
+                )
+                return offset
+        if size > self.gap_bytes:
+            return None
+        self.data_top += size
+        return self.data_top - size
+
+    def add_hole(self, offset: int, size: int) -> None:
+        insort(self.holes, (offset, size))
+        merged: list[tuple[int, int]] = []
+        for start, length in self.holes:
+            if merged and merged[-1][0] + merged[-1][1] == start:
+                merged[-1] = (merged[-1][0], merged[-1][1] + length)
+            else:
+                merged.append((start, length))
+        self.holes = merged
+
+
+class HeapAllocator:
+    """Deterministic: the same sequence of calls gives the same offsets on every rank.
+
+    Units   limit_bytes: what the heap may grow to; `span_bytes` of addresses are enough for that
+    """
+
+    def __init__(self, capacity_bytes: int, owner: str = "heap", limit_bytes: int = 0) -> None:
+        first = capacity_bytes // ALIGNMENT_BYTES * ALIGNMENT_BYTES
         self.owner = owner
+        self.limit_bytes = max(first, limit_bytes)
+        self._segments = [_Segment(0, first)]
+        # No allocation lies at this offset or behind.
+        self.end = first
         self._blocks: list[Block] = []
-        self._holes: list[tuple[int, int]] = []
-        self._data_top = 0
-        self._signal_bottom = self.capacity_bytes
-        left = self.capacity_bytes // SIGNALS_PART // ALIGNMENT_BYTES * ALIGNMENT_BYTES
-        self._data_limit = self.capacity_bytes - left
+
+    @property
+    def capacity_bytes(self) -> int:
+        return sum(one.end - one.start for one in self._segments)
+
+    @property
+    def span_bytes(self) -> int:
+        first = self._segments[0].end
+        if self.limit_bytes == first:
+            return first
+        # Each segment is one granule or more, and one behind the last.
+        return 2 * self.limit_bytes + 2 * GRANULE_BYTES
+
+    def next_segment(self, wanted: Iterable[Wanted]) -> tuple[int, int] | None:
+        """(offset, bytes) of a segment that has room for all of these; None beyond the limit. As
+        large as the heap was made, where that suffices and the limit lets it."""
+        data = signals = 0
+        for nbytes, _, is_signal in wanted:
+            data += 0 if is_signal else round_up(nbytes)
+            signals += round_up(nbytes) if is_signal else 0
+        needed = max(data + signals, -(-data * SIGNALS_PART // (SIGNALS_PART - 1)))
+        needed = _granules(needed + ALIGNMENT_BYTES)
+        left = (self.limit_bytes - self.capacity_bytes) // GRANULE_BYTES * GRANULE_BYTES
+        size = max(needed, min(left, _granules(self._segments[0].end)))
+        return (_granules(self.end) + GRANULE_BYTES, size) if size <= left else None
+
+    def grow(self, offset: int, nbytes: int) -> None:
+        """The heap has a further segment."""
+        self.end = offset + nbytes
+        self._segments.append(_Segment(offset, self.end))
 
     @property
     def blocks(self) -> tuple[Block, ...]:
@@ -69,7 +164,12 @@ class HeapAllocator:
 
     @property
     def free_bytes(self) -> int:
-        return self._signal_bottom - self._data_top + sum(size for _, size in self._holes)
+        return sum(one.free_bytes for one in self._segments)
+
+    @property
+    def largest_bytes(self) -> int:
+        """The largest piece that data may take."""
+        return max(one.largest_bytes for one in self._segments)
 
     def allocate(self, nbytes: int, name: str, *, is_signal: bool = False) -> Block:
         """Room for `nbytes`.
@@ -77,8 +177,11 @@ class HeapAllocator:
         Raises  OutOfMemoryError: no hole is large enough
         """
         size = round_up(nbytes)
-        offset = self._take_signals(size) if is_signal else self._take_data(size)
-        if offset is None:
+        for segment in self._segments:
+            offset = segment.take_signals(size) if is_signal else segment.take_data(size)
+            if offset is not None:
+                break
+        else:
             raise OutOfMemoryError(
                 f"{self.describe_lack(nbytes, name)}; pass a larger heap_bytes to weft.init, or "
                 "set WEFT_HEAP_BYTES"
@@ -91,7 +194,8 @@ class HeapAllocator:
         """Can all of these be allocated, one after the other, once the allocations that start at
         `without` are freed?"""
         trial = copy(self)
-        trial._blocks, trial._holes = [*self._blocks], [*self._holes]
+        trial._blocks = [*self._blocks]
+        trial._segments = [one.copy() for one in self._segments]
         for offset in without:
             trial.free(offset)
         try:
@@ -105,7 +209,7 @@ class HeapAllocator:
         """The first sentence of an OutOfMemoryError."""
         return (
             f"{self.owner}: {name} needs {round_up(nbytes)} bytes, but of {self.capacity_bytes} "
-            f"bytes only {self.free_bytes} are free, {self._largest_bytes()} in one piece"
+            f"bytes only {self.free_bytes} are free, {self.largest_bytes} in one piece"
         )
 
     def free(self, offset: int) -> Block:
@@ -121,7 +225,8 @@ class HeapAllocator:
             )
         self._blocks.remove(block)
         if not block.is_signal:
-            self._add_hole(block.offset, round_up(block.nbytes))
+            home = next(one for one in self._segments if block.offset < one.end)
+            home.add_hole(block.offset, round_up(block.nbytes))
         return block
 
     def find(self, offset: int) -> Block | None:
@@ -137,47 +242,15 @@ class HeapAllocator:
         Raises  NotSymmetricError
         """
         offset = address - base
-        block = self.find(offset) if 0 <= offset < self.capacity_bytes else None
+        block = self.find(offset) if 0 <= offset < self.end else None
         if block is None or offset + nbytes > block.end:
             raise NotSymmetricError(
                 f"{what} at {address:#x} is not on the symmetric heap of {self.owner} "
-                f"({base:#x} to {base + self.capacity_bytes:#x}); allocate it with world.empty(), "
+                f"({base:#x} to {base + self.end:#x}); allocate it with world.empty(), "
                 "zeros() or signals()"
             )
         return block
 
-    def _take_signals(self, size: int) -> int | None:
-        if self._signal_bottom - size < self._data_top:
-            return None
-        self._signal_bottom -= size
-        return self._signal_bottom
 
-    def _take_data(self, size: int) -> int | None:
-        for index, (offset, hole) in enumerate(self._holes):
-            if hole >= size:
-                self._holes[index : index + 1] = (
-                    [(offset + size, hole - size)] if hole > size else []
-                )
-                return offset
-        if size > self._gap_bytes:
-            return None
-        self._data_top += size
-        return self._data_top - size
-
-    def _add_hole(self, offset: int, size: int) -> None:
-        insort(self._holes, (offset, size))
-        merged: list[tuple[int, int]] = []
-        for start, length in self._holes:
-            if merged and merged[-1][0] + merged[-1][1] == start:
-                merged[-1] = (merged[-1][0], merged[-1][1] + length)
-            else:
-                merged.append((start, length))
-        self._holes = merged
-
-    def _largest_bytes(self) -> int:
-        return max([self._gap_bytes, *(size for _, size in self._holes)])
-
-    @property
-    def _gap_bytes(self) -> int:
-        """Between data and signals, what data may take."""
-        return max(0, min(self._signal_bottom, self._data_limit) - self._data_top)
+def _granules(nbytes: int) -> int:
+    return -(-nbytes // GRANULE_BYTES) * GRANULE_BYTES

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import triton
-import triton.language as tl
 
 import weft.language as wl
 
 
-@triton.jit
-def barrier(world, CHANNEL: tl.constexpr):
+@triton.jit(do_not_specialize=["channel"])
+def barrier(world, channel):
     """All ranks meet on this channel: releases what came before, acquires what follows."""
-    wl.barrier(world, CHANNEL)
+    wl.barrier(world, channel)

@@ -34,6 +34,12 @@ class Scratch:
             self._recorded.keep(memory.data_ptr(), memory)
         return memory
 
+    @property
+    def num_bytes(self) -> int:
+        kept = dict(self._recorded.items())
+        kept.update((one.data_ptr(), one) for one in self._latest.values())
+        return sum(one.numel() for one in kept.values())
+
     def clear(self) -> None:
         self._latest.clear()
         self._recorded.clear()

@@ -5,6 +5,11 @@ the host enters a signal or a wait: a call reads `e = epoch + 1` on the device a
 stores `e`. A writer waits until every reader's credit, `slot_free`, has reached the slot's last
 epoch. So the host may hand out slots in any way it likes; alternating is only faster. How many
 there are is a setting, WEFT_SLOTS.
+
+Calls of a world follow each other, whatever operator and sizes they have. So their buffers may lie
+in the same memory, if their epochs and credits are the same words too: a call then waits for the
+readers of the call before it on that memory, whichever that was. Such buffers are asked for as
+`shared`; signals stay with their own operator, for a word means what one program says.
 """
 
 from __future__ import annotations
@@ -12,19 +17,23 @@ from __future__ import annotations
 import itertools
 import weakref
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from math import ceil, prod
 from typing import Any
 
 import torch
 
+from weft.base.elements import Axes
 from weft.base.errors import DtypeError, OutOfMemoryError, ShapeError, UsageError
 from weft.base.place import Frame
 from weft.base.user_place import user_place
 from weft.base.whole_numbers import extents_of, whole_number
 from weft.language.world_arg import SlotArg
-from weft.runtime.heap import Wanted
+from weft.runtime.heap import Wanted, round_up
+from weft.runtime.holders import OUTGROWN, SLOTS, Holding
 from weft.runtime.recorded import Recorded
+from weft.runtime.stream_order import StreamOrder
 from weft.runtime.symmetric_memory import SymmetricMemory
 
 BufferRequest = Mapping[str, tuple[tuple[int, ...], torch.dtype]]
@@ -33,10 +42,13 @@ SignalRequest = Mapping[str, tuple[int, torch.dtype]]
 # What is outgrown grows by half at least, so that sizes which rise call by call (a prompt of one
 # more token) leave no more behind than twice what is used at last.
 GROWTH = 1.5
-# Requests, the latest used, whose slots are kept as they were cut.
-MOST_REQUESTS = 1024
 # Attributes of a slot that are no parts of it.
 RESERVED = ("key", "index", "arg", "number", "is_outgrown")
+
+# A world's workspace whose memory others share, and what that is called there.
+POOL, POOLED = "shared", "memory"
+_NOTHING: BufferRequest = {}
+_UNNAMED: Mapping[str, Axes] = {}
 
 _numbers = itertools.count()
 
@@ -69,11 +81,13 @@ class Slot:
 
 
 class _Storage:
-    """The memory behind one slot: flat arrays that requests are cut from."""
+    """The memory behind one slot: flat arrays that requests are cut from. `arg`: words of the slot
+    that are another's, or were there before."""
 
     def __init__(
-        self, world: SymmetricMemory, label: str, buffers: dict[str, int], signals: SignalRequest
-    ):
+        self, world: SymmetricMemory, label: str, buffers: dict[str, int], signals: SignalRequest,
+        arg: SlotArg | None = None,
+    ):  # fmt: skip
         self.capacity = buffers
         self.counts = dict(signals)
         self.buffers = {
@@ -81,33 +95,59 @@ class _Storage:
             name: world.empty((max(nbytes, 1),), torch.uint8, name=f"{label}.{name}")
             for name, nbytes in buffers.items()
         }
-        self.signals = {
-            name: world.signals(max(count, 1), dtype, name=f"{label}.{name}")
-            for name, (count, dtype) in signals.items()
-        }
-        own = _own_words(world.num_ranks)
-        # Of a list: ranks change places within, and a tuple must not be seen half made.
-        self.arg = SlotArg(
-            *[
-                world.signals(count, dtype, name=f"{label}.{name}")
-                for name, (count, dtype) in zip(SlotArg._fields, own, strict=True)
-            ]
-        )
-        # The user's lines that recorded calls on it.
+        # The user's lines that recorded calls on it, each with what signals stood for then.
         self.recorded = Recorded(world.backend)
-        # Slots that were cut from it, and their tensors.
-        self._held: list[weakref.ref[Any]] = []
+        # Of the call that took the slot last, by signal array what its indices stand for.
+        self.axes: Mapping[str, Axes] = _UNNAMED
 
-    def cut(self, key: str, index: int, buffers: BufferRequest, signals: SignalRequest) -> Slot:
+        def words(name: str, count: int, dtype: torch.dtype) -> torch.Tensor:
+            axes = partial(self.axes_of, name)
+            return world.signals(count, dtype, name=f"{label}.{name}", axes=axes)
+
+        self.signals = {
+            name: words(name, max(count, 1), dtype) for name, (count, dtype) in signals.items()
+        }
+        self._ranks = (("from rank", world.num_ranks),)
+        if arg is None:
+            own = _own_words(world.num_ranks)
+            # Of a list: ranks change places within, and a tuple must not be seen half made.
+            arg = SlotArg(*[words(*one) for one in zip(SlotArg._fields, *zip(*own), strict=True)])
+        self.arg = arg
+        # Slots that were cut from it, and their tensors, by their identity.
+        self._held: dict[int, weakref.ref[Any]] = {}
+
+    def axes_of(self, name: str) -> Axes:
+        """What the indices of a signal array stand for: () where a recording may replay a call to
+        which they mean something else."""
+        if name == "slot_free":
+            return self._ranks
+        taken = self.axes.get(name, ())
+        recorded = (axes.get(name, ()) for _, axes in self.recorded.items())
+        return taken if all(axes == taken for axes in recorded) else ()
+
+    def cut(self, buffers: BufferRequest, signals: SignalRequest) -> dict[str, torch.Tensor]:
+        """Tensors of its own arrays."""
         tensors = {
-            name: self.buffers[name][: _nbytes(shape, dtype)].view(dtype).view(shape)
+            name: _view(self.buffers[name], 0, shape, dtype)
             for name, (shape, dtype) in buffers.items()
         }
         tensors.update((name, self.signals[name][:count]) for name, (count, _) in signals.items())
-        slot = Slot(key, index, tensors, self.arg)
-        self._held = [one for one in self._held if one() is not None]
-        self._held += [weakref.ref(one) for one in (slot, *tensors.values())]
-        return slot
+        return tensors
+
+    def cut_shared(self, buffers: BufferRequest) -> dict[str, torch.Tensor]:
+        """Tensors that lie one behind the other in its one array."""
+        (memory,), offset, tensors = self.buffers.values(), 0, {}
+        for name, (shape, dtype) in buffers.items():
+            tensors[name] = _view(memory, offset, shape, dtype)
+            offset += round_up(_nbytes(shape, dtype))
+        return tensors
+
+    def hold(self, things: Iterable[Any]) -> None:
+        """These are cut from it."""
+        held = self._held
+        for one in things:
+            number = id(one)
+            held[number] = weakref.ref(one, lambda _, number=number: held.pop(number, None))
 
     @property
     def recorded_at(self) -> set[str]:
@@ -117,20 +157,16 @@ class _Storage:
     @property
     def is_held(self) -> bool:
         """Does somebody have a slot that was cut from it, or a tensor of one?"""
-        return any(one() is not None for one in self._held)
+        return bool(self._held)
 
     @property
     def tensors(self) -> list[torch.Tensor]:
-        """Each an allocation of the heap."""
-        return [*self.buffers.values(), *self.signals.values(), *self.arg]
+        """Each an allocation of the heap, without the slot's own words."""
+        return [*self.buffers.values(), *self.signals.values()]
 
 
 # Of one size, the storages of all slots.
 _Storages = list[_Storage]
-
-
-def _tensors(storages: _Storages) -> list[torch.Tensor]:
-    return [tensor for one in storages for tensor in one.tensors]
 
 
 class Workspace:
@@ -139,11 +175,25 @@ class Workspace:
     Slots that were outgrown keep their memory until the heap has no room for something else. Those
     that a recording of the user's may replay, or that somebody holds, keep it as long as that
     lasts, even beyond the world's end. New ones have room to spare, if the heap has it (GROWTH).
+
+    With a `pool`, another workspace, its slots take the turns of that one's, have their epochs and
+    credits, and their `shared` buffers lie in that one's memory. A pool's slots keep their epochs
+    and credits when it grows: they are those of words that the others keep.
     """
 
-    def __init__(self, world: SymmetricMemory, key: str, num_slots: int | None = None) -> None:
+    def __init__(
+        self, world: SymmetricMemory, key: str, order: StreamOrder,
+        num_slots: int | None = None, pool: Workspace | None = None, is_pool: bool = False,
+    ) -> None:  # fmt: skip
         self.world = world
         self.key = key
+        # Whose turns its slots take; of a pool, the workspaces whose slots are cut from its own.
+        self._turns, self._is_pool = pool or self, is_pool
+        self._given: Sequence[SlotArg | None] = ()
+        self._sharing: list[Workspace] = []
+        if pool is not None:
+            num_slots = pool._num_slots
+            pool._sharing.append(self)
         asked = (f"the workspace {key!r}: num_slots", num_slots)
         what, count = ("WEFT_SLOTS", world.settings.slots) if num_slots is None else asked
         self._num_slots = whole_number(what, count, 1, UsageError)
@@ -152,47 +202,85 @@ class Workspace:
         self._outgrown: dict[int, _Storages] = {}
         self._generation = 0
         self._turn = 0
-        self._order = world.stream_order()
-        self._cuts: OrderedDict[tuple, tuple[Slot, ...]] = OrderedDict()
+        self._order, self._is_recording = order, world.backend.is_recording
+        # By request its slots; none once others have taken their place.
+        self._cuts: OrderedDict[tuple, list[Slot]] = OrderedDict()
+        # By what was asked for: that the heap had no room, which a recording of it says too.
+        self._refused: OrderedDict[tuple, str] = OrderedDict()
 
-    def take(self, buffers: BufferRequest, signals: SignalRequest) -> Slot:
+    def take(
+        self, buffers: BufferRequest, signals: SignalRequest, shared: BufferRequest = _NOTHING,
+        axes: Mapping[str, Axes] = _UNNAMED,
+    ) -> Slot:  # fmt: skip
         """The next slot, cut to this request. Collective: the same request on every rank."""
-        slots = self._slots(buffers, signals)
+        slots = self.slots(buffers, signals, shared)
         self._order.take()
-        self._turn = (self._turn + 1) % self._num_slots
-        if self.world.is_recording():
-            self._storages[self._turn].recorded.keep(_users_line(), None)
-        return slots[self._turn]
+        return slots[self.next_turn(axes, self._is_recording())]
 
-    def reserve(self, buffers: BufferRequest, signals: SignalRequest) -> Slot:
+    def next_turn(self, axes: Mapping[str, Axes], is_recording: bool) -> int:
+        """Which slot is this call's."""
+        turns = self._turns
+        turns._turn = turn = (turns._turn + 1) % turns._num_slots
+        self._storages[turn].axes = axes
+        if is_recording:
+            line = _users_line()
+            for one in {self, turns}:
+                one._storages[turn].recorded.keep(line, axes)
+        return turn
+
+    def reserve(
+        self, buffers: BufferRequest, signals: SignalRequest, shared: BufferRequest = _NOTHING
+    ) -> Slot:
         """The slot whose turn it is, cut to this request: to prepare what calls will do, which then
         take their turns as if nobody had prepared. Collective where the workspace has to grow."""
-        return self._slots(buffers, signals)[self._turn]
+        return self.slots(buffers, signals, shared)[self._turns._turn]
 
-    def _slots(self, buffers: BufferRequest, signals: SignalRequest) -> tuple[Slot, ...]:
-        request = (tuple(buffers.items()), tuple(signals.items()))
+    def slots(
+        self, buffers: BufferRequest, signals: SignalRequest, shared: BufferRequest
+    ) -> list[Slot]:
+        """All of them, cut to this request: a list that is empty once they are outgrown."""
+        request = (tuple(buffers.items()), tuple(signals.items()), tuple(shared.items()))
         try:
             slots = self._cuts.get(request)
         except TypeError:  # a shape that is a list
-            _check_request(self.key, buffers, signals)
+            _check_request(self.key, {**buffers, **shared}, signals)
             raise
         if slots is None:
-            slots = self._cuts[request] = self._cut(buffers, signals)
-            if len(self._cuts) > MOST_REQUESTS:
-                self._cuts.popitem(last=False)
+            slots = self._cuts[request] = self._cut(buffers, signals, shared)
+            if len(self._cuts) > self.world.settings.kept_calls:
+                _, dropped = self._cuts.popitem(last=False)
+                # Who has them would not hear of it when the workspace grows.
+                _let_go(dropped)
         else:
             self._cuts.move_to_end(request)
         return slots
 
-    def _cut(self, buffers: BufferRequest, signals: SignalRequest) -> tuple[Slot, ...]:
-        _check_request(self.key, buffers, signals)
+    def _cut(
+        self, buffers: BufferRequest, signals: SignalRequest, shared: BufferRequest
+    ) -> list[Slot]:
+        _check_request(self.key, {**buffers, **shared}, signals)
+        if self._turns is not self:
+            size = sum(round_up(_nbytes(*one)) for one in shared.values())
+            try:
+                self._turns._fit({POOLED: size}, {})
+            except OutOfMemoryError as error:
+                told = f"the workspace {self.key!r} asks for {size} shared bytes"
+                raise OutOfMemoryError(f"{told}: {error.message}") from None
         needed = {name: _nbytes(shape, dtype) for name, (shape, dtype) in buffers.items()}
+        self._fit(needed, signals)
+        slots = []
+        for index, (own, other) in enumerate(zip(self._storages, self._turns._storages)):
+            mine, theirs = own.cut(buffers, signals), other.cut_shared(shared) if shared else {}
+            slots.append(slot := Slot(self.key, index, {**mine, **theirs}, own.arg))
+            own.hold((slot, *mine.values()))
+            if other is not own:
+                other.hold((slot, *theirs.values()))
+        return slots
+
+    def _fit(self, needed: dict[str, int], signals: SignalRequest) -> None:
+        """There are slots that hold so much."""
         if not self._storages or not self._fits(needed, signals):
             self._grow(needed, signals)
-        return tuple(
-            storage.cut(self.key, index, buffers, signals)
-            for index, storage in enumerate(self._storages)
-        )
 
     def _fits(self, needed: dict[str, int], signals: SignalRequest) -> bool:
         have = self._storages[0]
@@ -202,12 +290,16 @@ class Workspace:
         )
 
     def _grow(self, needed: dict[str, int], signals: SignalRequest) -> None:
-        if self.world.is_recording():
+        request = (*needed.items(), *signals.items())
+        if self._is_recording():
+            if message := self._refused.get(request):
+                raise OutOfMemoryError(message)
             raise UsageError(
                 f"the workspace {self.key!r} must grow, but a recording is under way and memory "
                 "cannot be allocated in it; run the call once with these sizes before recording"
             )
         old, self._storages = self._storages, []
+        self._given = self._args(old)
         sizes = [(needed, signals)]
         if old:
             sizes = [_grown(old[0], needed, signals, by) for by in (GROWTH, 1.0)]
@@ -215,22 +307,35 @@ class Workspace:
             self._let_go()
         try:
             size = self._find_room(sizes)
-        except OutOfMemoryError:
+        except OutOfMemoryError as error:
+            self._refused[request] = error.message
+            if len(self._refused) > self.world.settings.kept_calls:
+                self._refused.popitem(last=False)
             # Smaller calls go on with what they had.
             if old:
                 self._storages = self._outgrown.pop(self._generation)
             raise
         self._generation += 1
         self._storages = [
-            _Storage(self.world, label, dict(size[0]), size[1]) for label in self._labels()
+            _Storage(self.world, label, dict(size[0]), size[1], arg)
+            for label, arg in zip(self._labels(), self._given, strict=True)
         ]
+
+    def _args(self, old: _Storages) -> Sequence[SlotArg | None]:
+        """Words that new slots have already."""
+        if self._turns is not self:
+            old = self._turns._storages
+        elif not self._is_pool:
+            old = []
+        return [one.arg for one in old] or [None] * self._num_slots
 
     def _let_go(self) -> None:
         """Of all slots: what is held from here on is held by others."""
         for slots in self._cuts.values():
-            for slot in slots:
-                slot.is_outgrown = True
+            _let_go(slots)
         self._cuts.clear()
+        for one in self._sharing:
+            one._let_go()
 
     def _find_room(
         self, sizes: Sequence[tuple[dict[str, int], SignalRequest]]
@@ -247,12 +352,13 @@ class Workspace:
         return sizes[-1]
 
     def _labels(self) -> list[str]:
-        return [f"{self.key}[{index}]" for index in range(self._num_slots)]
+        key = self.key.removeprefix("program ")
+        return [f"{key}[{index}]" for index in range(self._num_slots)]
 
     def _wanted(self, buffers: dict[str, int], signals: SignalRequest) -> Iterator[Wanted]:
         """What a _Storage of each slot allocates, in its order."""
-        own = _own_words(self.world.num_ranks)
-        words = [*signals.items(), *zip(SlotArg._fields, own, strict=True)]
+        own = zip(SlotArg._fields, _own_words(self.world.num_ranks), strict=True)
+        words = [*signals.items(), *([] if self._given[0] else own)]
         for label in self._labels():
             for name, nbytes in buffers.items():
                 yield Wanted(nbytes, f"{label}.{name}")
@@ -277,16 +383,24 @@ class Workspace:
 
     def outgrown(self, generation: int) -> list[torch.Tensor]:
         """The allocations of what is outgrown."""
-        return _tensors(self._outgrown[generation])
+        return self._tensors(self._outgrown[generation])
+
+    def _tensors(self, storages: _Storages) -> list[torch.Tensor]:
+        found = [tensor for one in storages for tensor in one.tensors]
+        if self._turns is self and not (self._is_pool and storages is not self._storages):
+            found += [word for one in storages for word in one.arg]
+        return found
 
     def forget(self, generation: int) -> None:
         """It is freed."""
         del self._outgrown[generation]
 
-    def holdings(self) -> Iterator[tuple[str, list[torch.Tensor]]]:
-        """What holds memory of the heap, in words, with the allocations."""
+    def holdings(self) -> Iterator[Holding]:
         if self._storages:
-            yield f"workspace {self.key!r}, {len(self._storages)} in use", _tensors(self._storages)
+            text = f"workspace {self.key!r}, {len(self._storages)} in use"
+            if self._sharing:
+                text += f", of {', '.join(one.key for one in self._sharing)}"
+            yield SLOTS, text, self._tensors(self._storages)
         for storages in self._outgrown.values():
             recorded = {line for one in storages for line in one.recorded_at}
             if recorded:
@@ -295,7 +409,8 @@ class Workspace:
                 why = "kept because a Slot, or a tensor of one, is still held"
             else:
                 why = "kept until that makes room enough, and no rank uses them"
-            yield f"workspace {self.key!r}, {len(storages)} outgrown, {why}", _tensors(storages)
+            text = f"workspace {self.key!r}, {len(storages)} outgrown, {why}"
+            yield OUTGROWN, text, self._tensors(storages)
 
 
 def _users_line() -> Frame:
@@ -361,3 +476,37 @@ def _check_names(key: str, buffers: BufferRequest, signals: SignalRequest) -> No
 
 def _nbytes(shape: tuple[int, ...], dtype: torch.dtype) -> int:
     return prod(shape) * dtype.itemsize
+
+
+def _view(
+    memory: torch.Tensor, offset: int, shape: tuple[int, ...], dtype: torch.dtype
+) -> torch.Tensor:
+    return memory[offset : offset + _nbytes(shape, dtype)].view(dtype).view(shape)
+
+
+class Asked:
+    """What calls ask of a workspace again and again: cut once, until the workspace grows."""
+
+    def __init__(
+        self, workspace: Workspace, buffers: BufferRequest, signals: SignalRequest,
+        shared: BufferRequest, axes: Mapping[str, Axes],
+    ) -> None:  # fmt: skip
+        self._workspace, self._request, self._axes = workspace, (buffers, signals, shared), axes
+        self._slots: list[Slot] = []
+
+    def take(self, is_recording: bool) -> Slot:
+        """As `World.workspace`, in a call that the world was told of (`operator_call`), which came
+        after all others. Collective."""
+        if not self._slots:
+            self._slots = self._workspace.slots(*self._request)
+        return self._slots[self._workspace.next_turn(self._axes, is_recording)]
+
+    def reserve(self) -> Slot:
+        """As `World.reserve`."""
+        return self._workspace.reserve(*self._request)
+
+
+def _let_go(slots: list[Slot]) -> None:
+    for slot in slots:
+        slot.is_outgrown = True
+    slots.clear()

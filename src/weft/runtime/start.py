@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from weft.base.errors import UsageError
@@ -18,8 +19,10 @@ def init(
     *,
     name: str | None = None,
     heap_bytes: int | None = None,
+    heap_limit: int | None = None,
     nodes: int | Sequence[int] | None = None,
     trace_tiles: int | None = None,
+    strict: bool | None = None,
 ) -> World:
     """A world over `group`: all ranks, a process group's, or those of a device mesh of one axis.
 
@@ -32,9 +35,14 @@ def init(
     their sizes. Left out, each host is one, unless WEFT_NODES says otherwise. Where there are
     several, what crosses between them goes through NVSHMEM. Under the emulator the session knows.
 
+    `strict`, or WEFT_STRICT: no call compiles a kernel. What `weft.prepare` was not asked for is an
+    error then, a NotPreparedError that says what to ask.
+
     `trace_tiles`, or WEFT_TRACE_TILES: of so many tiles products leave a trace; see `World.trace`.
 
-    Units   heap_bytes: this rank's symmetric heap, 1 GiB unless WEFT_HEAP_BYTES says otherwise
+    Units   heap_bytes: this rank's symmetric heap, 1 GiB unless WEFT_HEAP_BYTES says otherwise;
+            heap_limit, or WEFT_HEAP_LIMIT: bytes up to which it grows where it is full; it does not
+            unless one of them says so
     Raises  TimeoutError: ranks that did not come within WEFT_INIT_TIMEOUT_S, by number
             UsageError: a mesh of more axes than one, a group without this rank
     """
@@ -43,7 +51,9 @@ def init(
     group = None if group is None else _process_group(group)
     asked = name or _default_name(group)
     chosen = registry.free_name(scope, asked)
-    settings = Settings.from_environment(heap_bytes=heap_bytes, trace_tiles=trace_tiles)
+    settings = Settings.from_environment(
+        heap_bytes=heap_bytes, heap_limit=heap_limit, trace_tiles=trace_tiles, strict=strict
+    )
     if nodes is None and settings.nodes:
         nodes = parse_nodes(settings.nodes)
     backend = machine.connect(group, settings, name=chosen, asked=asked, nodes=nodes)
@@ -53,6 +63,39 @@ def init(
 def world(name: str = "world") -> World:
     """The open world called `name`: custom operators carry a world by its name."""
     return registry.find(_machine().scope(), name)
+
+
+def world_over(given: Any, caller: str) -> World:
+    """The world that is meant: itself, or one over the ranks of a device mesh of one axis or of a
+    process group, the open one if there is. Collective among them where there is none.
+
+    Raises  UsageError: a mesh of more axes, or none of all these
+    """
+    if isinstance(given, World):
+        return given
+    import torch.distributed as dist
+
+    if not (isinstance(given, dist.ProcessGroup) or _is_mesh(given)):
+        raise UsageError(
+            f"{caller}: it takes a world over the ranks of its collectives, not {given!r}; pass "
+            "what weft.init() returned, or a device mesh of one axis, such as mesh['tp']"
+        )
+    group = _process_group(given)
+    ranks = tuple(dist.get_process_group_ranks(group))
+    open_ones = registry.all_of(_machine().scope())
+    found = (one for one in open_ones if one.backend.seats.global_ranks == ranks)
+    return next(found, None) or init(group)
+
+
+@contextmanager
+def called(world: Any) -> Iterator[None]:
+    """In the brackets `world`, which `init` has not made, is found by its name."""
+    scope = _machine().scope()
+    registry.add(scope, world)
+    try:
+        yield
+    finally:
+        registry.remove(scope, world)
 
 
 def _machine() -> Any:
@@ -69,6 +112,10 @@ def _machine() -> Any:
     return cuda
 
 
+def _is_mesh(given: Any) -> bool:
+    return hasattr(given, "mesh_dim_names") and hasattr(given, "get_group")
+
+
 def _process_group(group: Any) -> Any:
     """The process group that is meant: a device mesh of one axis stands for its own.
 
@@ -76,7 +123,7 @@ def _process_group(group: Any) -> Any:
     """
     import torch.distributed as dist
 
-    if hasattr(group, "mesh_dim_names") and hasattr(group, "get_group"):
+    if _is_mesh(group):
         if group.ndim != 1:
             axes = group.mesh_dim_names
             one = f"mesh[{axes[-1]!r}]" if axes else 'mesh["tp"], of a mesh with mesh_dim_names,'

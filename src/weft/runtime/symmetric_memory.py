@@ -14,6 +14,7 @@ from typing import Any
 import torch
 import triton.language as tl
 
+from weft.base.elements import Axes, Element
 from weft.base.errors import (
     AllocationOrderError,
     CallOrderError,
@@ -34,10 +35,11 @@ from weft.base.whole_numbers import extents_of, whole_number
 from weft.language import world_layout as layout
 from weft.language.wait_report import WaitReport
 from weft.language.world_arg import WorldArg, language_version, traced_version
+from weft.runtime import choices
 from weft.runtime.backend import Backend, Stream
 from weft.runtime.call_log import CallLog
 from weft.runtime.heap import Block, HeapAllocator, Wanted
-from weft.runtime.holders import describe_full
+from weft.runtime.holders import Holding, describe_full
 from weft.runtime.stream_order import StreamOrder
 
 # A rank may still be compiling or loading: on the host ranks wait longer for each other.
@@ -59,20 +61,31 @@ class SymmetricMemory:
         self.node: int = backend.seats.nodes[self.rank]
         self.device: torch.device = backend.device
         self.target: Target = backend.target
+        self.is_recording: Callable[[], bool] = backend.is_recording
         self._closed = False
         self._reported: str | None = None
         self._raised = False
         self._sequence = 0
         self._pointers: dict[int, torch.Tensor] = {}
         self._dtypes: dict[int, torch.dtype] = {}
+        self._axes: dict[int, Callable[[], Axes] | None] = {}
         self._words: set[tuple[int, int]] = set()
         self._tokens: set[int] = set()
         self._errors: list[tuple[torch.Tensor, memoryview, Callable[[int], WeftError]]] = []
         heap_bytes = whole_number("weft.init: heap_bytes", settings.heap_bytes, 1, UsageError)
-        self._heap = HeapAllocator(heap_bytes, owner=f"world {name!r}")
-        self._heaps = list(backend.open_heap(self._heap.capacity_bytes))
+        limit = whole_number("WEFT_HEAP_LIMIT", settings.heap_limit, 0, UsageError)
+        self._heap = HeapAllocator(heap_bytes, f"world {name!r}", limit)
+        heaps = backend.open_heap(self._heap.capacity_bytes, self._heap.span_bytes)
+        self._heaps = list(heaps)
         self._base = self._heaps[self.rank].data_ptr()
-        self._arrivals = self.signals(layout.NUM_CHANNELS, torch.int32, name="barrier_arrivals")
+        found = choices.read(settings, self.target, self.num_ranks) if self.rank == 0 else None
+        self._arrivals = self._allocate(
+            layout.NUM_CHANNELS, torch.int32, "barrier_arrivals", zero=True, is_signal=True,
+            brings=found,
+        )  # fmt: skip
+        # What was measured, as rank 0 has read it; see there.
+        self.choices: choices.Choices = choices.checked(self._brought[0])
+        self.target = choices.probed(self.target, self.choices)
         self._generations = backend.local_words(
             [0] * layout.NUM_CHANNELS, torch.int32, "barrier_generations"
         )
@@ -105,9 +118,13 @@ class SymmetricMemory:
         return self._allocate(shape, dtype, name, zero=True, is_signal=False)
 
     def signals(
-        self, n: int, dtype: torch.dtype = torch.int32, name: str | None = None
-    ) -> torch.Tensor:
-        """`n` zeroed signal words, in memory that was never used before. Collective."""
+        self, n: int, dtype: torch.dtype = torch.int32, name: str | None = None, *,
+        axes: Callable[[], Axes] | None = None,
+    ) -> torch.Tensor:  # fmt: skip
+        """`n` zeroed signal words, in memory that was never used before. Collective.
+
+        `axes` gives what an index stands for, in findings and in the table of waits.
+        """
         if isinstance(n, str):
             raise UsageError(
                 f"world.signals({n!r}, ..): first how many words, e.g. world.signals(4); a name is"
@@ -115,7 +132,7 @@ class SymmetricMemory:
             )
         if dtype not in (torch.int32, torch.int64):
             raise DtypeError(f"signals are int32 or int64 words, not {dtype}")
-        return self._allocate(n, dtype, name, zero=True, is_signal=True)
+        return self._allocate(n, dtype, name, zero=True, is_signal=True, axes=axes)
 
     def free(self, tensor: torch.Tensor) -> None:
         """Give back a symmetric tensor, once no rank uses it any more. Collective.
@@ -137,6 +154,7 @@ class SymmetricMemory:
         """Give an allocation back that no rank uses any more."""
         block = self._heap.free(offset)
         self._pointers.pop(self._base + offset, None)
+        self._axes.pop(offset, None)
         self.backend.release(self._view(self.rank, block), block.offset)
 
     def _whole_block(self, tensor: torch.Tensor) -> Block:
@@ -175,15 +193,27 @@ class SymmetricMemory:
         usable = flat.numel() // tensor.element_size() * tensor.element_size()
         return flat[:usable].view(tensor.dtype).as_strided(tensor.shape, tensor.stride())
 
+    @property
+    def distances(self) -> list[int]:
+        """By rank how far its part of a symmetric tensor is behind this rank's, in bytes of
+        address; 0 of this rank itself, and where it is far."""
+        heaps = self._heaps
+        return [0 if one is None else one.data_ptr() - self._base for one in heaps]
+
     def offset(self, tensor: torch.Tensor) -> int | None:
         """Where a symmetric tensor lies on the heap, in bytes; None where it is not symmetric."""
         offset = tensor.data_ptr() - self._base
-        return offset if 0 <= offset < self._heap.capacity_bytes else None
+        return offset if 0 <= offset < self._heap.end else None
 
     @property
     def meeting_timeout_s(self) -> float:
         """How long ranks wait for each other on the host, in seconds."""
         return max(self.settings.timeout_s, 1.0) * HOST_PATIENCE
+
+    @property
+    def heap_bytes(self) -> int:
+        """Of the symmetric heap, all that there is; it grows where `heap_limit` lets it."""
+        return self._heap.capacity_bytes
 
     @property
     def heap_free_bytes(self) -> int:
@@ -204,29 +234,44 @@ class SymmetricMemory:
         return self._heap.has_room(wanted)
 
     def make_room(self, wanted: Sequence[Wanted]) -> None:
-        """As `has_room`. Collective.
+        """There is room for all of these allocations, if need be in a further segment. Collective.
 
         Raises  OutOfMemoryError: with what holds the heap
         """
-        if not self.has_room(wanted):
+        if not (self.has_room(wanted) or self._grow(wanted) or self._forget_calls(wanted)):
             raise OutOfMemoryError(
                 describe_full(self._heap, wanted, self.holdings(), self._offset_of)
             )
 
-    def holdings(self) -> Iterable[tuple[str, Sequence[torch.Tensor]]]:
-        """What holds memory of the heap beside tensors of the user's own, in words."""
+    def _grow(self, wanted: Sequence[Wanted]) -> bool:
+        """Has every rank memory for a segment that these fit in, and does the limit let it?"""
+        if (segment := self._heap.next_segment(wanted)) is None:
+            return False
+        has = self.backend.grow_heap(*segment)
+        if not all(self._meet(has, "grow", *segment)):
+            return False
+        self._heap.grow(*segment)
+        return True
+
+    def _forget_calls(self, wanted: Sequence[Wanted]) -> bool:
+        """Is there room without what is kept of calls?"""
+        return False
+
+    def holdings(self) -> Iterable[Holding]:
+        """What holds memory of the heap beside tensors of the user's own."""
         return ()
 
     # ---- streams, copies
 
-    def load(self, kernel: Any, *arguments: Any, **options: Any) -> None:
-        """Load the binary that `kernel[grid](*arguments, **options)` would launch.
+    def load(self, kernel: Any, *arguments: Any, **options: Any) -> Any:
+        """Load the binary that `kernel[grid](*arguments, **options)` would launch; on GPUs returns
+        the compiled kernel.
 
         The first launch of a binary blocks the host until running kernels have ended. Kernels of
         one rank that wait for each other, or for copies that are enqueued after them, must all be
         loaded before the first of them is launched.
         """
-        self.backend.load(kernel, arguments, options)
+        return self.backend.load(kernel, arguments, options)
 
     def current_stream(self) -> Stream:
         return self.backend.current_stream()
@@ -321,9 +366,6 @@ class SymmetricMemory:
         self.orders.append(StreamOrder(self.backend))
         return self.orders[-1]
 
-    def is_recording(self) -> bool:
-        return self.backend.is_recording()
-
     # ---- trouble
 
     def check(self) -> None:
@@ -413,7 +455,9 @@ class SymmetricMemory:
         if block is None:
             return f"the word at {report.signal_address:#x}"
         itemsize = self._dtypes[block.offset].itemsize
-        return f"{block.name}[{(offset - block.offset) // itemsize}]"
+        axes = self._axes.get(block.offset)
+        index = Element((offset - block.offset) // itemsize, axes() if axes else ())
+        return f"{block.name}[{index}]"
 
     def _check_usable(self, what: str) -> None:
         if self._closed:
@@ -431,6 +475,8 @@ class SymmetricMemory:
         *,
         zero: bool,
         is_signal: bool,
+        axes: Callable[[], Axes] | None = None,
+        brings: Any = None,
     ) -> torch.Tensor:
         if not isinstance(dtype, torch.dtype):
             raise DtypeError(f"a symmetric tensor of {dtype!r}: pass a dtype as torch.float32 is")
@@ -450,10 +496,11 @@ class SymmetricMemory:
         self.make_room([Wanted(nbytes, label, is_signal)])
         block = self._heap.allocate(nbytes, label, is_signal=is_signal)
         tensor = self._view(self.rank, block).view(dtype).view(shape)
-        self.backend.prepare(tensor, block.offset, label, zero=zero)
-        self._dtypes[block.offset] = dtype
+        self.backend.prepare(tensor, block.offset, label, zero=zero, axes=axes)
+        self._dtypes[block.offset], self._axes[block.offset] = dtype, axes
         # Also a barrier: no peer writes here before it was zeroed.
-        self._agree("signals" if is_signal else "tensor", block.offset, str(dtype), shape, label)
+        kind = "signals" if is_signal else "tensor"
+        self._brought = self._meet(brings, kind, block.offset, str(dtype), shape, label)
         return tensor
 
     def _view(self, rank: int, block: Block) -> torch.Tensor:
@@ -507,7 +554,6 @@ class SymmetricMemory:
         words = [0] * layout.table_words(n)
         words[layout.RANK] = self.rank
         words[layout.NUM_RANKS] = n
-        words[layout.LOCAL_RANK] = self.local_rank
         words[layout.NODE] = self.node
         words[layout.ABORT_PTR] = self.backend.abort_address
         words[layout.TIMEOUT_NS] = timeout_ns
@@ -524,7 +570,6 @@ class SymmetricMemory:
         for peer, heap in enumerate(self._heaps):
             words[layout.peer_base(peer)] = 0 if heap is None else heap.data_ptr()
             words[layout.peer_node(peer, n)] = seats.nodes[peer]
-            words[layout.peer_local_rank(peer, n)] = seats.local_ranks[peer]
             words[layout.peer_global_rank(peer, n)] = seats.global_ranks[peer]
         return words
 
@@ -548,4 +593,6 @@ def _describe(step: tuple) -> str:
         return f"{kind} {label!r} {dtype}{list(shape)} at offset {offset}"
     if kind == "free":
         return f"free of {rest[1]} bytes at offset {rest[0]}"
+    if kind == "grow":
+        return f"a further segment of {rest[1]} bytes of the heap"
     return f"{kind} (step {number})"

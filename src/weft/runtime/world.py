@@ -8,22 +8,26 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
+from weakref import ref
 
 import torch
 
+from weft.base.elements import Axes
 from weft.base.errors import CallOrderError, UsageError
 from weft.base.settings import Settings
+from weft.base.whole_numbers import whole_number
 from weft.language import world_layout as layout
-from weft.runtime import kernels, registry
+from weft.runtime import compilations, kernels, registry
 from weft.runtime.backend import Backend, Recording
 from weft.runtime.calls import Calls
 from weft.runtime.heap import Wanted
+from weft.runtime.holders import Holding, Kept, MemoryReport, holders
 from weft.runtime.replays import Recordings, Replays
 from weft.runtime.scratch import Scratch
-from weft.runtime.slots import BufferRequest, SignalRequest, Slot, Workspace
+from weft.runtime.slots import POOL, Asked, BufferRequest, SignalRequest, Slot, Workspace
 from weft.runtime.stream_order import OrderedRecording, StreamOrder
 from weft.runtime.symmetric_memory import SymmetricMemory
 
@@ -35,19 +39,24 @@ class World(SymmetricMemory):
     """One rank's view of a world. Made by `weft.init`, found again by `weft.world(name)`.
 
     `rank`, `num_ranks`, `local_rank`, `node` and `device` say who and where this rank is; `arg` is
-    what kernels take. `empty`, `zeros` and `signals` allocate on the symmetric heap: every rank
-    makes the same calls in the same order. `barrier`, `synchronize` and `close` are for all ranks.
+    what kernels take. `compiled` counts the kernels of weft that this world's calls have compiled
+    in this process, and not found in Triton's cache. `empty`, `zeros` and `signals` allocate on the
+    symmetric heap: every rank makes the same calls in the same order. `barrier`, `synchronize` and
+    `close` are for all ranks.
     """
 
     def __init__(self, name: str, backend: Backend, settings: Settings, scope: Hashable = None):
         super().__init__(name, backend, settings)
         self._scope = scope
+        self.compiled = 0
+        self._itself, self._aborted = ref(self), backend.aborted
         self._stop = threading.Event()
         self._workspaces: dict[str, Workspace] = {}
         self._call_order = self.stream_order()
         self._barrier_orders: dict[int, StreamOrder] = {}
-        self.calls = Calls(backend, self._forget_errors_of)
-        self._recordings = Recordings()
+        bounds = (settings.kept_calls, settings.kept_recordings)
+        self.calls = Calls(backend, self._forget_errors_of, _at_least_one("KEPT_CALLS", bounds[0]))
+        self._recordings = Recordings(_at_least_one("KEPT_RECORDINGS", bounds[1]))
         self._scratch = Scratch(backend)
         registry.add(scope, self)
         self._watchdog: threading.Thread | None = None
@@ -68,6 +77,8 @@ class World(SymmetricMemory):
         signals: SignalRequest | None = None,
         *,
         num_slots: int | None = None,
+        shared: BufferRequest | None = None,
+        axes: Mapping[str, Axes] | None = None,
     ) -> Slot:
         """The next slot of the workspace `key`; see `slots`. Collective.
 
@@ -75,40 +86,77 @@ class World(SymmetricMemory):
 
         `buffers` maps names to (shape, dtype), `signals` names to (count, dtype). `num_slots` is
         how many there are in turn, settled by a key's first call: 1 for what takes turns by itself.
-        """
-        return self._workspace(key, num_slots).take(buffers or {}, signals or {})
 
-    def reserve(
+        `shared` are buffers that lie where those of other keys do. Of a key that ever asks for such
+        every call waits until its slot is free (`wl.slot_wait_free`) before any program or copy
+        engine writes to them, on any rank, and ends by `wl.slot_finish`.
+
+        `axes` says of signals what their indices stand for, for findings and tables of waits.
+        """
+        workspace = self._workspace(key, num_slots, shared)
+        return workspace.take(buffers or {}, signals or {}, shared or {}, axes or {})
+
+    def asked(
         self,
         key: str,
         buffers: BufferRequest | None = None,
         signals: SignalRequest | None = None,
         *,
         num_slots: int | None = None,
-    ) -> Slot:
-        """As `workspace`, without taking a turn: ranks may prepare calls at times of their own.
-
-        Collective where there is no memory yet for such a request.
+        shared: BufferRequest | None = None,
+        axes: Mapping[str, Axes] | None = None,
+    ) -> Asked:
+        """What calls ask for again and again. `take()` of it is `workspace` in less time;
+        `reserve()` takes no turn: ranks may prepare calls at times of their own, and it is
+        collective where there is no memory yet for such a request.
         """
-        return self._workspace(key, num_slots).reserve(buffers or {}, signals or {})
+        workspace = self._workspace(key, num_slots, shared)
+        return Asked(workspace, buffers or {}, signals or {}, shared or {}, axes or {})
 
-    def _workspace(self, key: str, num_slots: int | None) -> Workspace:
+    def _workspace(
+        self, key: str, num_slots: int | None, shared: BufferRequest | None
+    ) -> Workspace:
         self._check_usable("workspace")
         if key not in self._workspaces:
-            self._workspaces[key] = Workspace(self, key, num_slots)
+            if shared is None:
+                order, pool = self.stream_order(), None
+            else:  # operators' calls lie there too
+                order = self._call_order
+                if POOL not in self._workspaces:
+                    self._workspaces[POOL] = Workspace(self, POOL, order, is_pool=True)
+                pool = self._workspaces[POOL]
+            self._workspaces[key] = Workspace(self, key, order, num_slots, pool)
         return self._workspaces[key]
 
     def has_room(self, wanted: Sequence[Wanted]) -> bool:
         """Has the heap room for all of these allocations? Where it needs that of outgrown slots,
         those that no rank uses are freed, once this rank's work has ended. Collective."""
-        return (
-            self._heap.has_room(wanted)
-            or self._has_room_without_outgrown(wanted)
-            # What is kept of calls may hold outgrown mailboxes until they are made again.
-            or (self.calls.forget_all() and self._has_room_without_outgrown(wanted))
+        return self._heap.has_room(wanted) or self._has_room_without_outgrown(wanted)
+
+    def _forget_calls(self, wanted: Sequence[Wanted]) -> bool:
+        """What is kept of calls may hold outgrown mailboxes until they are made again."""
+        return self.calls.forget_all() and self._has_room_without_outgrown(wanted)
+
+    def memory(self) -> MemoryReport:
+        """What this rank's memory and caches hold; `print` shows it as a table.
+
+        The heap's is the same on every rank. `report.held` are its holders, the largest first.
+        """
+        self._check_usable("memory")
+        return MemoryReport(
+            world=self.name,
+            heap_bytes=self._heap.capacity_bytes,
+            heap_limit=self._heap.limit_bytes,
+            free_bytes=self._heap.free_bytes,
+            largest_free_bytes=self._heap.largest_bytes,
+            held=tuple(holders(self._heap, self.holdings(), self._offset_of)),
+            scratch_bytes=self._scratch.num_bytes,
+            calls=Kept(len(self.calls), self.calls.most),
+            recordings=Kept(len(self._recordings.recorded), self._recordings.most),
+            recordings_bytes=self._recordings.device_bytes,
         )
 
-    def holdings(self) -> Iterator[tuple[str, Sequence[torch.Tensor]]]:
+    def holdings(self) -> Iterator[Holding]:
         for one in self._workspaces.values():
             yield from one.holdings()
 
@@ -176,7 +224,8 @@ class World(SymmetricMemory):
         if channel not in self._barrier_orders:
             self._barrier_orders[channel] = self.stream_order()
         self._barrier_orders[channel].take()
-        kernels.barrier[(1,)](self.arg, CHANNEL=channel, num_warps=1)
+        compilations.begin_call(self._itself, f"barrier channel={channel}")
+        kernels.barrier[(1,)](self.arg, channel, num_warps=1)
 
     def synchronize(self) -> None:
         """Block the host until this rank's work is done, then `check`."""
@@ -194,10 +243,11 @@ class World(SymmetricMemory):
 
         Raises  CallOrderError; and as `check`
         """
-        if self._closed or self.backend.aborted():
+        if self._closed or self._aborted():
             self._check_usable(name)
         if self._errors:
             self._raise_errors()
+        compilations.begin_call(self._itself, name)
         try:
             number = self._log.call(name, tensors)
         except CallOrderError as error:
@@ -254,3 +304,7 @@ class World(SymmetricMemory):
                     sys.stderr.write(f"weft: {self._reported}\n")
                     sys.stderr.flush()
                 return
+
+
+def _at_least_one(name: str, count: int) -> int:
+    return whole_number(f"WEFT_{name}", count, 1, UsageError)

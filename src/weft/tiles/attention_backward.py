@@ -13,7 +13,7 @@ results are the same bits each time. Keys that no query sees, and queries that s
 
 Tiles, which keys a query sees (`visible`), and where everything lies are those of
 weft.tiles.attention, with keys that all lie together: position j is row j. A tile holds queries of
-one head (tile.pack is 1) and multiplies whole heads (tile.k is tile.d).
+one head (tile.pack is 1).
 
 Source  Dao et al., FlashAttention (2022), appendix B; Dao, FlashAttention-2 (2023)
 """
@@ -30,8 +30,8 @@ from weft.tiles import attention, softmax, swizzle
 
 class Given(NamedTuple):
     """What `keys_tile` reads, and `queries_tile`, which makes the last three. q, out, dout:
-    [tokens, q_heads, d], as far apart as queries are; k, v: [positions, kv_heads, d]; lse, delta:
-    fp32 [tokens, q_heads]; lo, hi: int32 [tokens], an attention.Bounds for each"""
+    [tokens, q_heads, d]; k, v: [positions, kv_heads, d]; lse, delta: fp32 [tokens, q_heads]; lo,
+    hi: int32 [tokens], an attention.Bounds for each"""
 
     q: Any
     k: Any
@@ -56,49 +56,40 @@ class Where(NamedTuple):
 
 
 @triton.jit
-def queries_tile(
-    i_m, i_n, given, dlse, dq, shape, tile, visible: tl.constexpr, visible_args
-):  # fmt: skip
-    """dq of row i_m of tiles and head i_n, and its `delta`. dlse: as lse, or None
-
-    dq: [tokens, q_heads, d], contiguous
-    """
-    at = attention.met(swizzle.At(i_m, i_n), shape, tile, visible, visible_args)
-    bounds = visible(attention.tokens_of(at, shape, tile), visible_args)
-    queries = attention.load_rows(given.q, at, 0, tile.d, shape, tile)
-    slopes = attention.load_rows(given.dout, at, 0, tile.d, shape, tile)
-    out = attention.load_rows(given.out, at, 0, tile.d, shape, tile)
-    place, there = _numbers(at, shape, tile)
+def queries_tile(at, given, dlse, dq, shape, tile, seen, causal: tl.constexpr):
+    """dq of a tile of one head, and its `delta`. dlse: as lse, or None; dq: as q"""
+    at = attention.met(at, shape, tile, seen, causal)
+    token = attention.tokens_of(at, shape, tile)
+    bounds = attention.visible(token, seen, causal)
+    queries = attention.load_rows(given.q, at, shape, tile)
+    slopes = attention.load_rows(given.dout, at, shape, tile)
+    out = attention.load_rows(given.out, at, shape, tile)
+    place, there = attention.numbers_of(at, shape, tile)
     delta = tl.sum(slopes.to(tl.float32) * out.to(tl.float32), axis=1)
     if dlse is not None:
         delta -= tl.load(dlse + place, mask=there, other=0.0)
     tl.store(given.delta + place, delta, mask=there)
-    if i_n == 0:
-        token = attention.tokens_of(at, shape, tile)
+    if at.i_n == 0:
         tl.store(given.lo + token, bounds.lo, mask=there)
         tl.store(given.hi + token, bounds.hi, mask=there)
     log = tl.load(given.lse + place, mask=there, other=0.0) * softmax.LOG2_E
     total = tl.zeros((tile.m, tile.d), tl.float32)
     for position in range(at.lo, at.hi, tile.n):
         j = position + tl.arange(0, tile.n)
-        k = attention.load_keys(given.k, at, j, j < at.hi, 0, tile.d, shape, tile, True)
-        v = attention.load_keys(given.v, at, j, j < at.hi, 0, tile.d, shape, tile, True)
+        k = attention.load_keys(given.k, at, j, j < at.hi, shape, tile)
+        v = attention.load_keys(given.v, at, j, j < at.hi, shape, tile)
         x = tl.dot(queries, k.T, input_precision="ieee") * shape.scale
-        seen = (j >= bounds.lo[:, None]) & (j < bounds.hi[:, None])
+        mask = (j >= bounds.lo[:, None]) & (j < bounds.hi[:, None])
         # Of a query that sees nothing lse is -inf, and the difference NaN.
-        share = tl.where(seen, tl.exp2(x - log[:, None]), 0.0)
+        share = tl.where(mask, tl.exp2(x - log[:, None]), 0.0)
         slope = share * (tl.dot(slopes, v.T, input_precision="ieee") - delta[:, None])
         total = tl.dot(slope.to(k.dtype), k, total, input_precision="ieee")
     total *= shape.scale * softmax.LN_2
-    stride = shape.q_heads * shape.d
-    pointers, inside = attention.places(dq, at, 0, tile.d, stride, shape, tile)
-    tl.store(pointers, total.to(dq.dtype.element_ty), mask=inside)
+    attention.store_rows(dq, total, at, shape, tile)
 
 
 @triton.jit
-def keys_tile(
-    i, kv_head, given, dk, dv, positions, steps, shape, tile
-):  # fmt: skip
+def keys_tile(i, kv_head, given, dk, dv, positions, steps, shape, tile):
     """dk and dv of positions i * tile.n .. of a head of keys. Behind `queries_tile` of all.
 
     dk, dv: as k and v, contiguous; steps: shape.tokens in binary has so many digits, at most
@@ -107,20 +98,20 @@ def keys_tile(
     first = i * tile.n
     j = first + tl.arange(0, tile.n)
     at = swizzle.At(0, kv_head * group)
-    k = attention.load_keys(given.k, at, j, j < positions, 0, tile.d, shape, tile, True)
-    v = attention.load_keys(given.v, at, j, j < positions, 0, tile.d, shape, tile, True)
+    k = attention.load_keys(given.k, at, j, j < positions, shape, tile)
+    v = attention.load_keys(given.v, at, j, j < positions, shape, tile)
     last = tl.minimum(first + tile.n, positions) - 1
-    begin = _count_up_to(given.hi, first, steps, shape)
-    end = _count_up_to(given.lo, last, steps, shape)
+    begin = attention.count_up_to(given.hi, first, shape.tokens, steps)
+    end = attention.count_up_to(given.lo, last, shape.tokens, steps)
     row = begin // tile.tokens
     rows = tl.maximum(tl.cdiv(end, tile.tokens) - row, 0)
     sum_k = tl.zeros((tile.n, tile.d), tl.float32)
     sum_v = tl.zeros((tile.n, tile.d), tl.float32)
     for turn in range(0, group * rows):
         at = swizzle.At(row + turn % rows, kv_head * group + turn // rows)
-        queries = attention.load_rows(given.q, at, 0, tile.d, shape, tile)
-        slopes = attention.load_rows(given.dout, at, 0, tile.d, shape, tile)
-        place, there = _numbers(at, shape, tile)
+        queries = attention.load_rows(given.q, at, shape, tile)
+        slopes = attention.load_rows(given.dout, at, shape, tile)
+        place, there = attention.numbers_of(at, shape, tile)
         token = attention.tokens_of(at, shape, tile)
         lo = tl.load(given.lo + token, mask=there, other=0)
         hi = tl.load(given.hi + token, mask=there, other=0)
@@ -143,52 +134,19 @@ def keys_tile(
 
 
 @triton.jit
-def _numbers(at, shape, tile):
-    """Where a tile's rows lie in [tokens, q_heads], and which of them there are."""
-    token = attention.tokens_of(at, shape, tile).to(tl.int64)
-    place = token * shape.q_heads + attention.heads_of(at, tile)
-    return place, attention.is_row(at, shape, tile)
-
-
-@triton.jit
-def _count_up_to(bounds, position, steps, shape):
-    """How many queries have a bound of `position` or less: these come first, as bounds never fall.
-    By halves."""
-    low = position * 0
-    high = low + shape.tokens
-    for _ in range(steps):
-        middle = (low + high) // 2
-        bound = tl.load(bounds + middle, mask=low < high, other=0)
-        is_below = (low < high) & (bound <= position)
-        low = tl.where(is_below, middle + 1, low)
-        high = tl.where(is_below, high, middle)
-    return low
-
-
-@triton.jit
 def attention_gradients(given, dlse, dq, dk, dv, cu_seqlens, shape, where, tile,
                         of_keys: tl.constexpr, causal: tl.constexpr):  # fmt: skip
     """A tile to a program: of dq, or (`of_keys`) of dk and dv, in a launch after the other."""
     i = tl.program_id(0)
-    first = tl.cast(where.first, tl.int32)
-    positions = tl.cast(where.positions, tl.int32)
-    if cu_seqlens is None:
-        visible: tl.constexpr = attention.visible_before if causal else attention.visible_all
-        args = attention.One(first, positions)
-    else:
-        visible: tl.constexpr = (
-            attention.visible_before_in_sequences if causal else attention.visible_in_sequences
-        )
-        sequences, steps = tl.cast(where.sequences, tl.int32), tl.cast(where.steps, tl.int32)
-        args = attention.Lengths(cu_seqlens, sequences, steps, first, positions)
     if of_keys:
+        positions = tl.cast(where.positions, tl.int32)
         keys_tile(
             i // shape.kv_heads, i % shape.kv_heads, given, dk, dv, positions, where.halves,
             shape, tile,
         )  # fmt: skip
     else:
-        num_m = tl.num_programs(0) // shape.q_heads
-        at = attention.last_first(i, num_m, shape.q_heads, None)
-        queries_tile(
-            at.i_m, at.i_n, given, dlse, dq, shape, tile, visible, args
-        )  # fmt: skip
+        seen = attention.seen_by(
+            cu_seqlens, where.sequences, where.steps, where.first, where.positions
+        )
+        at = attention.last_first(i, tl.num_programs(0) // shape.q_heads, shape.q_heads)
+        queries_tile(at, given, dlse, dq, shape, tile, seen, causal)

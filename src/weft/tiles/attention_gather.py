@@ -33,7 +33,7 @@ class Shards(NamedTuple):
 
 
 class Arrival(NamedTuple):
-    """Arguments of `segments_of` and `ready`; values first, tuples last (Triton 3.6)."""
+    """Arguments of both hooks; values first, tuples last (Triton 3.6)."""
 
     k: Any
     v: Any
@@ -79,7 +79,7 @@ def chunk_of(at, segment, args):
 
 
 @triton.jit
-def ready(at, segment, tile, args):
+def ready(at, segment, args):
     """Own keys in place; others once their chunk has arrived. args: Arrival"""
     shards = args.shards
     source, chunk, row, end = chunk_of(at, segment, args)
@@ -135,24 +135,12 @@ def ag_attention_attend(q, k, v, out, lse, cu_seqlens, k_gathered, v_gathered, r
             slots.slot_wait_free(world, slot, e)
             push(world, k, v, k_gathered, v_gathered, rows_ready, e, rank, own, program, shards,
                  causal, block)  # fmt: skip
-    end = tl.cast(shards.m, tl.int32)
-    if cu_seqlens is None:
-        visible: tl.constexpr = attention.visible_before if causal else attention.visible_all
-        visible_args = attention.One(first, end)
-    else:
-        visible: tl.constexpr = (
-            attention.visible_before_in_sequences if causal else attention.visible_in_sequences
-        )
-        count = tl.cast(shards.sequences, tl.int32)
-        steps = tl.cast(shards.steps, tl.int32)
-        visible_args = attention.Lengths(cu_seqlens, count, steps, first, end)
+    seen = attention.seen_by(cu_seqlens, shards.sequences, shards.steps, first, shards.m)
     # Pushers come last in every round.
     attention.attention(
-        q, shape, tile, tl.cdiv(own, tile.tokens), num_programs - 1 - program, num_programs,
-        attention.last_first, None, visible, visible_args,
+        q, out, lse, shape, tile, num_programs - 1 - program, num_programs, seen, causal,
         segments_of, ready,
         Arrival(k, v, k_gathered, v_gathered, rows_ready, e, rank, shards, world),
-        attention.emit_store, attention.Stored(out, lse, shape),
     )  # fmt: skip
     if by_engine:
         if program == 0:

@@ -13,7 +13,7 @@ import triton.language as tl
 
 import weft.language as wl
 from weft.language import slots
-from weft.tiles import attention_decode, softmax
+from weft.tiles import attention, attention_decode, softmax
 
 
 class Sent(NamedTuple):
@@ -30,27 +30,33 @@ class Sent(NamedTuple):
 
 
 @triton.jit
+def _number(args, at, tile):
+    """Which tile it is."""
+    return at.i_m * (args.shape.q_heads // tile.pack) + at.i_n
+
+
+@triton.jit
 def _box(args, source, at, tile):
-    """Pointers to a tile's means and to its lse's, in the box of `source`."""
-    t = attention_decode.number_of(at, args.shape, tile)
-    index = tl.cast(source, tl.int64) * args.capacity + t
-    row, column = tl.arange(0, tile.rows), tl.arange(0, tile.d)
-    first = args.boxes + index * (tile.rows * (tile.d + 1))
-    return first + row[:, None] * tile.d + column[None, :], first + tile.rows * tile.d + row
+    """Pointers to a tile's means and to its lse's in the box of `source`, and which there are."""
+    index = tl.cast(source, tl.int64) * args.capacity + _number(args, at, tile)
+    row, column = tl.arange(0, tile.m), tl.arange(0, tile.d)
+    first = args.boxes + index * (tile.m * (tile.d + 1))
+    there = attention.is_row(at, args.shape, tile)
+    mask = there[:, None] & (column < args.shape.d)[None, :]
+    means = first + row[:, None] * tile.d + column[None, :]
+    return means, mask, first + tile.m * tile.d + row, there
 
 
 @triton.jit
 def _words(args, at, tile):
     """The tile's signal words in `ready`, one for each rank."""
-    return args.ready + attention_decode.number_of(at, args.shape, tile) * args.world.num_ranks
+    return args.ready + _number(args, at, tile) * args.world.num_ranks
 
 
 @triton.jit
 def _send_packets(at, out, lse, tile, args):
     """args: Sent"""
-    means, logs = _box(args, args.rank, at, tile)
-    _, mask = attention_decode.places(at, args.shape, tile)
-    _, there = attention_decode.rows_of(at, args.shape, tile)
+    means, mask, logs, there = _box(args, args.rank, at, tile)
     for hop in range(1, args.world.num_ranks + 1):
         to = (args.rank + hop) % args.world.num_ranks
         # weft: equivalent-mutant peer+1 of at: every rank gets the same, in another order
@@ -60,22 +66,9 @@ def _send_packets(at, out, lse, tile, args):
 
 
 @triton.jit
-def _receive_packets(at, source, tile, args):
-    """Wait for (out, lse) of a rank. args: Sent"""
-    means, logs = _box(args, source, at, tile)
-    _, mask = attention_decode.places(at, args.shape, tile)
-    _, there = attention_decode.rows_of(at, args.shape, tile)
-    out = wl.wait_packets(means, args.number, world=args.world, mask=mask, dtype=tl.float32)
-    lse = wl.wait_packets(logs, args.number, world=args.world, mask=there, dtype=tl.float32)
-    return out, lse
-
-
-@triton.jit
 def _push(at, out, lse, tile, args):
     """args: Sent"""
-    means, logs = _box(args, args.rank, at, tile)
-    _, mask = attention_decode.places(at, args.shape, tile)
-    _, there = attention_decode.rows_of(at, args.shape, tile)
+    means, mask, logs, there = _box(args, args.rank, at, tile)
     for hop in range(1, args.world.num_ranks + 1):
         to = (args.rank + hop) % args.world.num_ranks
         # weft: equivalent-mutant peer+1 of at: every rank gets the same, in another order
@@ -87,31 +80,27 @@ def _push(at, out, lse, tile, args):
 
 
 @triton.jit
-def _load(at, source, tile, args):
-    """(out, lse) of a rank, which have arrived. args: Sent"""
-    means, logs = _box(args, source, at, tile)
-    _, mask = attention_decode.places(at, args.shape, tile)
-    _, there = attention_decode.rows_of(at, args.shape, tile)
-    return tl.load(means, mask=mask, other=0.0), tl.load(logs, mask=there, other=0.0)
-
-
-@triton.jit
 def _merge(at, tile, by_packets: tl.constexpr, args):
     """Merge all ranks' parts of a tile, in the order of ranks. args: Sent"""
     if not by_packets:
         # One wait for all: the next round's loads could move above a wait inside the loop.
         ranks: tl.constexpr = args.world.num_ranks
         wl.wait(_words(args, at, tile), args.number, ranks, world=args.world)  # pairs with _push
-    receive: tl.constexpr = _receive_packets if by_packets else _load
-    high, total, mean = softmax.begin(tile.rows, tile.d)
+    state = softmax.begin(tile.m, tile.d)
     for source in range(args.world.num_ranks):
-        out, lse = receive(at, source, tile, args)
-        high, total, mean = softmax.merge(high, total, mean, out, lse)
-    return softmax.finish(high, total, mean)
+        means, mask, logs, there = _box(args, source, at, tile)
+        if by_packets:
+            out = wl.wait_packets(means, args.number, world=args.world, mask=mask, dtype=tl.float32)
+            lse = wl.wait_packets(logs, args.number, world=args.world, mask=there, dtype=tl.float32)
+        else:
+            out = tl.load(means, mask=mask, other=0.0)
+            lse = tl.load(logs, mask=there, other=0.0)
+        state = softmax.merge(state, out, lse)
+    return softmax.finish(state)
 
 
 @triton.jit
-def flash_decode_kernel(q, cache, lengths, out, boxes, ready, partials, slot, shape, scale, splits,
+def flash_decode_kernel(q, cache, lengths, out, boxes, ready, partials, slot, shape, splits,
                         capacity, tile, world, by_packets: tl.constexpr):  # fmt: skip
     """boxes: of LL packets int64[2, num_ranks, capacity, rows * (d + 1)]; pushed, fp32 without the
     2"""
@@ -121,7 +110,7 @@ def flash_decode_kernel(q, cache, lengths, out, boxes, ready, partials, slot, sh
     capacity = tl.cast(capacity, tl.int32)
     e = slots.slot_epoch(slot)
     if by_packets:
-        size = world.num_ranks * tl.cast(capacity, tl.int64) * (tile.rows * (tile.d + 1))
+        size = world.num_ranks * tl.cast(capacity, tl.int64) * (tile.m * (tile.d + 1))
         boxes, number = boxes + (e % 2) * size, e.to(tl.int32)
         ready = boxes  # unused by packets; a record cannot hold None
     else:
@@ -130,7 +119,7 @@ def flash_decode_kernel(q, cache, lengths, out, boxes, ready, partials, slot, sh
     send: tl.constexpr = _send_packets if by_packets else _push
     # The record is written out twice: in a variable, the world's constants would become values.
     attention_decode.decode(
-        q, cache, lengths, shape, scale, splits, tile, partials, program, num_programs,
+        q, cache, lengths, shape, splits, tile, partials, program, num_programs,
         send, Sent(boxes, ready, number, rank, capacity, shape, world),
     )  # fmt: skip
     for t in tl.range(program, attention_decode.tiles_of(shape, tile), num_programs, flatten=False):

@@ -50,15 +50,15 @@ class Blocks(NamedTuple):
 
     count: int
     tokens: route.Tokens
-    cut: route.Cut
+    cut: route.RouteBlocking
     memory: tuple[dict[str, Any], dict[str, Any]]
 
     @classmethod
     def of(
-        cls, problem: Any, columns: int, step: int, programs: int, *, renormalise: bool = False
+        cls, problem: Any, columns: int, step: int, programs: int, *, scoring: Any = None
     ) -> Blocks:
         """Of `step` tokens at a time, so many blocks to a rank, at most, that each has one of so
-        many programs. `columns` are counted for each block."""
+        many programs. `columns` are counted for each block. scoring: of a router"""
         steps = ceil(problem.rows / step)
         length = max(1, ceil(steps / programs))
         blocks = ceil(steps / length)
@@ -67,8 +67,8 @@ class Blocks(NamedTuple):
         )
         sizes = (columns, problem.num_ranks, problem.top_k)
         experts, sources, width = (max(2, triton.next_power_of_2(one)) for one in sizes)
-        cut = route.Cut(
-            step, experts, sources, problem.top_k, width, problem.tile_m, renormalise
+        cut = route.RouteBlocking(
+            step, experts, sources, problem.top_k, width, problem.tile_m, *(scoring or ())
         ).as_constexpr()
         count, chosen = problem.num_ranks * blocks, (problem.num_tokens, problem.top_k)
         buffers = {
@@ -116,7 +116,7 @@ def _sort(world, made, heard, own, room, rank, e, tokens, cut, limited: tl.const
 
 
 @triton.jit
-def _choose_block(world, logits, ids, weights, heard, block, rank, e, tokens, cut):
+def _choose_block(world, logits, bias, ids, weights, heard, block, rank, e, tokens, cut):
     """Own block -> experts and weights, here and on every rank; and how many each expert has."""
     own_first, own_end = mapping.part_of(tokens.m, rank, tokens.rows)
     own = own_end - own_first
@@ -126,7 +126,7 @@ def _choose_block(world, logits, ids, weights, heard, block, rank, e, tokens, cu
     first = block * tokens.length
     for at in range(first, tl.minimum(first + tokens.length, own), cut.block):
         row = at + tl.arange(0, cut.block)
-        chosen = route.choose(logits, row, own, tokens, cut)
+        chosen = route.choose(logits, bias, row, own, tokens, cut)
         place = row[:, None] * cut.top_k + k[None, :]
         mask = (row < own)[:, None] & (k < cut.top_k)[None, :]
         tl.store(ids + place, chosen.ids, mask=mask)
@@ -149,15 +149,15 @@ def _choose_block(world, logits, ids, weights, heard, block, rank, e, tokens, cu
 
 
 @triton.jit
-def moe_route_tables(logits, made, heard, slot, tokens, cut, world):
-    """made: Tables, the results; heard: Heard"""
+def moe_route_tables(logits, bias, made, heard, slot, tokens, cut, world):
+    """made: Tables, the results; heard: Heard; bias: of experts, or None"""
     program, num_programs = tl.program_id(0), tl.num_programs(0)
     rank = wl.rank(world).to(tl.int32)
     e = slots.slot_epoch(slot)
     slots.slot_wait_free(world, slot, e)
     for block in range(program, tokens.blocks, num_programs):
         _choose_block(
-            world, logits, made.ids, made.weights, heard, block, rank, e, tokens, cut
+            world, logits, bias, made.ids, made.weights, heard, block, rank, e, tokens, cut
         )  # fmt: skip
     slots_of_all = tokens.m * cut.top_k
     _sort(world, made, heard, tokens.experts, slots_of_all, rank, e, tokens, cut, limited=False)
@@ -244,14 +244,12 @@ def _fill(token_of, weight_of, first, room, block: tl.constexpr):
 
 
 @triton.jit
-def ep_dispatch_tables(ids, made, heard, errors, slot, tokens, cut, split, world,
-                       packets: tl.constexpr):  # fmt: skip
-    """made: Tables, whose weights are there; heard: Heard"""
+def ep_dispatch_tables(ids, made, heard, errors, slot, tokens, cut, split, world):
+    """made: Tables, whose weights are there; heard: Heard. It waits for no credits: a rank that has
+    sent the rows of a call before is done with its choices."""
     program, num_programs = tl.program_id(0), tl.num_programs(0)
     rank = wl.rank(world).to(tl.int32)
     e = slots.slot_epoch(slot)
-    if packets:
-        slots.slot_wait_free(world, slot, e)
     for block in range(program, tokens.blocks, num_programs):
         _tell_choices(world, ids, made, heard, block, rank, e, tokens, cut, split)
     counts = _sort(

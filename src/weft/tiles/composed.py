@@ -42,6 +42,7 @@ def _multiply(given, tile, composed: tl.constexpr):
     announce: tl.constexpr = hooks.announce
     done: tl.constexpr = hooks.done
     scales: tl.constexpr = hooks.scales
+    segments: tl.constexpr = hooks.segments
     hooks.begin(launch)
     num_m = hooks.count(tile.m, launch)
     order_args = hooks.arrange(num_m, tile.m, launch)
@@ -49,7 +50,8 @@ def _multiply(given, tile, composed: tl.constexpr):
         hooks.b(launch), given.shape, tile, num_m, hooks.first(launch), given.num_programs,
         order, order_args, ready, launch, emit, launch, combine=combine, combine_args=launch,
         announce=announce, announce_args=launch, done=done, done_args=launch, scales=scales,
-        scales_args=launch, per_block=hooks.per_block, world=given.world,
+        scales_args=launch, per_block=hooks.per_block, segments=segments, segments_args=launch,
+        world=given.world,
     )  # fmt: skip
     collect(num_m, order_args, tile.m, tile.n, given, launch, hooks)
     hooks.end(launch)

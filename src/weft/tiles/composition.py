@@ -37,6 +37,7 @@ MOMENTS = {
     "count": ("tile_m",),  # -> how many rows of tiles there are
     "first": (),  # -> this program's place among all of them
     "order": ("i", "num_m", "num_n"),
+    "segments": ("at",),  # -> how many parts there are of what a tile sums over
     "ready": ("at", "segment", "tile"),
     "scales": ("at", "tile"),
     "combine": ("at", "cells", "value"),
@@ -159,8 +160,8 @@ class Chain(api.Traced):
         self.moment, self.names, self.calls, self.where = moment, names, calls, where
         self.launch, self.given = launch, given
         parts = (part for call in calls for part in call.parts())
-        told = (_OWN_SOURCE, moment, *names, repr((sorted(where.items()), launch, given)), *parts)
-        self.cache_key = hashlib.sha256("\n".join(told).encode()).hexdigest()
+        key = (_OWN_SOURCE, moment, *names, repr((sorted(where.items()), launch, given)), *parts)
+        self.cache_key = hashlib.sha256("\n".join(key).encode()).hexdigest()
 
     def __repr__(self) -> str:
         return f"{self.moment}_{self.cache_key[:16]}"
@@ -267,9 +268,9 @@ class Hooks:
         for moment in MOMENTS_OF_ROWS:
             setattr(self, moment, chains.get(moment))
         self.a, self.b, self.c = operands or (None,) * 3
-        told = [repr(one) for one in (name, *operands, late, by_index, per_block)]
+        key = [repr(one) for one in (name, *operands, late, by_index, per_block)]
         keys = [f"{moment} {one.cache_key}" for moment, one in chains.items()]
-        self.cache_key = hashlib.sha256("\n".join((*told, *keys)).encode()).hexdigest()
+        self.cache_key = hashlib.sha256("\n".join((*key, *keys)).encode()).hexdigest()
 
     def __repr__(self) -> str:
         return f"hooks_{self.cache_key}"
@@ -277,9 +278,9 @@ class Hooks:
     def __str__(self) -> str:
         lines = []
         for moment, chain in sorted(self.chains.items(), key=lambda one: _TURNS.index(one[0])):
-            told = list(shown(chain.calls))
+            calls = list(shown(chain.calls))
             lines += [
-                f"{title:<10}{line}" for title, line in zip([moment, *[""] * len(told)], told)
+                f"{title:<10}{line}" for title, line in zip([moment, *[""] * len(calls)], calls)
             ]
         return "\n".join(line.rstrip() for line in lines)
 

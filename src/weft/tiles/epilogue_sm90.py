@@ -101,16 +101,16 @@ def emit_one_tile(
         scaled = scales(at, tile, scales_args)
     row = at.i_m * tile.m + own_row
     left_column = at.i_n * tile.n
-    if tile.n // chunk_n % 2:
-        # The last chunk of the tile before lies where this one's first will.
-        tma.store_wait(0)
+    columns: gl.constexpr = value.shape[1] + (0 if rest is None else rest.shape[1])
+    first_left: gl.constexpr = _stores_left(columns, chunk_n)
     _emit_chunks(at, value, row, left_column, own_row, 0, True, others, chunks, emit, emit_args,
-                 combine, combine_args, scaled, tile.n, chunk_n, traced, unit, me)  # fmt: skip
+                 combine, combine_args, scaled, columns, chunk_n, first_left, traced, unit,
+                 me)  # fmt: skip
     if rest is not None:
         wide: gl.constexpr = value.shape[1]
         _emit_chunks(at, rest, row, left_column, own_row, wide, True, others, chunks, emit,
-                     emit_args, combine, combine_args, scaled, tile.n, chunk_n, traced, unit,
-                     me)  # fmt: skip
+                     emit_args, combine, combine_args, scaled, columns, chunk_n, first_left,
+                     traced, unit, me)  # fmt: skip
     if announce is not None:
         # `store_wait` waits until chunks may be reused, this until they have been written.
         wl.complete_stores()
@@ -134,16 +134,18 @@ def emit_halves(
     # The tile before may have left any chunk last.
     tma.store_wait(0)
     if is_left:
+        # weft: equivalent-mutant drop of tma.store_wait: these are two chunks at most, and behind
+        # the wait above both places are free
         _emit_chunks(at, left, row, left_column, own_row, 0, True, others, chunks, emit, emit_args,
-                     combine, combine_args, scaled, tile.n, chunk_n, traced, unit,
+                     combine, combine_args, scaled, tile.n, chunk_n, 1, traced, unit,
                      me)  # fmt: skip
     if is_right:
         _emit_chunks(at, right, row, left_column, own_row, half, True, others, chunks, emit,
-                     emit_args, combine, combine_args, scaled, tile.n, chunk_n, traced, unit,
+                     emit_args, combine, combine_args, scaled, tile.n, chunk_n, 1, traced, unit,
                      me)  # fmt: skip
         if rest is not None:
             _emit_chunks(at, rest, row, left_column, own_row, 2 * half, True, others, chunks, emit,
-                         emit_args, combine, combine_args, scaled, tile.n, chunk_n, traced, unit,
+                         emit_args, combine, combine_args, scaled, tile.n, chunk_n, 1, traced, unit,
                          me)  # fmt: skip
 
 
@@ -151,7 +153,7 @@ def emit_halves(
 def _emit_chunks(
     at, value, row, left_column, own_row: gl.constexpr, inside: gl.constexpr, lacks: gl.constexpr,
     others, chunks, emit: gl.constexpr, emit_args, combine: gl.constexpr, combine_args, scaled,
-    tile_n: gl.constexpr, chunk_n: gl.constexpr, traced, unit, me: gl.constexpr,
+    tile_n, chunk_n: gl.constexpr, first_left: gl.constexpr, traced, unit, me: gl.constexpr,
 ):  # fmt: skip
     """Halve the columns until they are a chunk.
 
@@ -171,11 +173,11 @@ def _emit_chunks(
         still: gl.constexpr = lacks and not adds
         left, right = _halves(value)
         _emit_chunks(at, left, row, left_column, own_row, inside, still, others, chunks, emit,
-                     emit_args, combine, combine_args, scaled, tile_n, chunk_n, traced, unit,
-                     me)  # fmt: skip
+                     emit_args, combine, combine_args, scaled, tile_n, chunk_n, first_left,
+                     traced, unit, me)  # fmt: skip
         _emit_chunks(at, right, row, left_column, own_row, inside + half, still, others, chunks,
-                     emit, emit_args, combine, combine_args, scaled, tile_n, chunk_n, traced, unit,
-                     me)  # fmt: skip
+                     emit, emit_args, combine, combine_args, scaled, tile_n, chunk_n, first_left,
+                     traced, unit, me)  # fmt: skip
     else:
         if scaled is not None:
             value = value * scales_of_columns(scaled, inside, value)[None, :]
@@ -191,11 +193,18 @@ def _emit_chunks(
                 if inside == 0:
                     tile_trace.stamp(traced, unit, tile_trace.COMBINED + me * tile_trace.EACH)
         # Of two buffers the one that was stored from before last.
-        tma.store_wait(1)
+        tma.store_wait(first_left if inside == 0 else 1)
         chunk = chunks.index(inside // chunk_n % 2)
         chunk.store(value.to(chunks.dtype))
         fence_async_shared()
         emit(at, Cells(row, left_column + inside, own_row, inside == 0), chunk, emit_args)
+
+
+@gluon.constexpr_function
+def _stores_left(columns, chunk_n):
+    """Stores that may be under way when a tile's first chunk is written: of an odd number of chunks
+    the last one of the tile before lies there."""
+    return 0 if columns // chunk_n % 2 else 1
 
 
 @gluon.jit

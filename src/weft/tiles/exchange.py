@@ -35,7 +35,7 @@ class Whole(NamedTuple):
     size: Any
 
 
-class Cut(NamedTuple):
+class Sharded(NamedTuple):
     """Arguments of `part_of_shard`: x is cut into `shards` (move.Shards, rounded)."""
 
     x: Any
@@ -67,7 +67,7 @@ def part_of_all(to, first, args, block: tl.constexpr):
 
 @triton.jit
 def part_of_shard(to, first, args, block: tl.constexpr):
-    """A rank gets its shard of x. args: Cut"""
+    """A rank gets its shard of x. args: Sharded"""
     i = first + tl.arange(0, block)
     mask = move.lives(args.shards, to, i)
     return tl.load(args.x + args.shards.shard * to + i, mask=mask), mask
@@ -196,7 +196,7 @@ def push(x, out, boxes, arrived, steps, shards, incoming, world, block: tl.const
         shards, size = move.Shards(shards.total, shards.total), shards.total
     exchange(
         world, mailboxes.Mailbox(steps, arrived, boxes), tl.cdiv(shards.shard, block),
-        part_of_all if to_all else part_of_shard, Whole(x, size) if to_all else Cut(x, shards),
+        part_of_all if to_all else part_of_shard, Whole(x, size) if to_all else Sharded(x, shards),
         sum_parts if sums else gather,
         Summed(own, out, size) if sums else Gathered(own, out, incoming), block,
     )  # fmt: skip
@@ -211,5 +211,5 @@ def push_twice(x, out, boxes, arrived, steps, shards, world, block: tl.constexpr
     summed = Summed(x + own, out + own, move.size_of(shards, wl.rank(world)) // vec * vec)
     exchange_twice(
         world, mailboxes.Mailbox(steps, arrived, boxes), tl.cdiv(shards.shard, block),
-        part_of_shard, Cut(x, shards), summed, gather_others, Gathered(x, out, shards), block,
+        part_of_shard, Sharded(x, shards), summed, gather_others, Gathered(x, out, shards), block,
     )  # fmt: skip

@@ -14,9 +14,7 @@ they do, each once, whatever experts they are for.
     collect    shares of all ranks -> own tokens
 
 Tokens' choices and slots come in tiles of [tokens, width], rows in tiles of [tokens, block], so
-that no thread waits for a branch. Signals are the kernels' alone, at the end. With a `flag` rows
-travel as packets of 32 bits, which are waited for one by one: elements are of 32 bits, or
-shares' of 16 bits in pairs.
+that no thread waits for a branch. Signals are the kernels' alone, at the end.
 """
 
 from __future__ import annotations
@@ -138,7 +136,7 @@ def ranks_of(ids, i, split, width: tl.constexpr):
 
 
 @triton.jit
-def send(world, gathered, x, ids, rank, row, split, tile, flag):
+def send(world, gathered, x, ids, rank, row, split, tile):
     """This channel's tiles of own tokens -> `gathered` of all ranks that have experts of theirs."""
     row = tl.cast(row, tl.int64) // tile.vec * tile.vec
     for begin in range(
@@ -156,14 +154,11 @@ def send(world, gathered, x, ids, rank, row, split, tile, flag):
             for hop in range(world.num_ranks):
                 to = (rank + hop) % world.num_ranks
                 mask = _any(ranks == to)[:, None] & inside
-                if flag is None:
-                    wl.put(world, place, values, to=to, mask=mask)
-                else:
-                    wl.put_packets(world, place, values, flag, to=to, mask=mask)
+                wl.put(world, place, values, to=to, mask=mask)
 
 
 @triton.jit
-def take(world, out, gathered, slot_of, source, row, split, tile, flag):
+def take(out, gathered, slot_of, source, row, split, tile):
     """This channel's tiles of a source's tokens -> out, whose rows are slots."""
     row = tl.cast(row, tl.int64) // tile.vec * tile.vec
     for begin in range(
@@ -177,11 +172,7 @@ def take(world, out, gathered, slot_of, source, row, split, tile, flag):
             column = start + tl.arange(0, tile.block)
             inside = (column < row)[None, :]
             place = gathered + token.to(tl.int64)[:, None] * row + column[None, :]
-            mask = here[:, None] & inside
-            if flag is None:
-                values = tl.load(place, mask=mask)
-            else:
-                values = wl.wait_packets(place, flag, world=world, mask=mask)  # pairs with send
+            values = tl.load(place, mask=here[:, None] & inside)
             for k in range(split.top_k):
                 slot = tl.load(slot_of + token.to(tl.int64) * split.top_k + k, mask=here, other=-1)
                 fits = (slot >= 0) & (slot < split.room)
@@ -225,16 +216,7 @@ def _sums(y, slots, weight_of, column, n, split, tile, weighted: tl.constexpr):
 
 
 @triton.jit
-def _packets(shares, token, start, n, tile, mask, per: tl.constexpr):
-    """Where the packets of a tile of shares lie, and which of them there are."""
-    word = start // per + tl.arange(0, tile.block // per)
-    place = shares + token[:, None] * (n // per) + word[None, :]
-    return place, mask[:, None] & (word < n // per)[None, :]
-
-
-@triton.jit
-def add(world, shares, y, slot_of, weight_of, rank, to, n, split, tile, flag,
-        weighted: tl.constexpr):  # fmt: skip
+def add(world, shares, y, slot_of, weight_of, rank, to, n, split, tile, weighted: tl.constexpr):
     """This channel's tiles of the tokens of rank `to` -> its `shares`, where it waits for them."""
     dtype: tl.constexpr = y.dtype.element_ty
     for begin in range(
@@ -248,17 +230,12 @@ def add(world, shares, y, slot_of, weight_of, rank, to, n, split, tile, flag,
         for start in range(0, n, tile.block):
             column = start + tl.arange(0, tile.block)
             share = _sums(y, slots, weight_of, column, n, split, tile, weighted).to(dtype)
-            if flag is None:
-                place = shares + there[:, None] * n + column[None, :]
-                wl.put(world, place, share, to=to, mask=goes[:, None] & (column < n)[None, :])
-            else:
-                per: tl.constexpr = 32 // dtype.primitive_bitwidth
-                place, mask = _packets(shares, there, start, n, tile, goes, per)
-                wl.put_packets(world, place, share, flag, to=to, mask=mask)
+            place = shares + there[:, None] * n + column[None, :]
+            wl.put(world, place, share, to=to, mask=goes[:, None] & (column < n)[None, :])
 
 
 @triton.jit
-def collect(world, out, shares, ids, n, split, tile, flag):
+def collect(out, shares, ids, n, num_ranks: tl.constexpr, split, tile):
     """This channel's tiles of own tokens: shares of all ranks that have any, added up in fp32 in
     the order of ranks, which is that of experts."""
     dtype: tl.constexpr = out.dtype.element_ty
@@ -271,17 +248,11 @@ def collect(world, out, shares, ids, n, split, tile, flag):
             column = start + tl.arange(0, tile.block)
             inside = (column < n)[None, :]
             total = tl.zeros((tile.tokens, tile.block), tl.float32)
-            for source in range(world.num_ranks):
+            for source in range(num_ranks):
                 here = _any(ranks == source)
                 row = (source * split.rows + i).to(tl.int64)
-                if flag is None:
-                    place = shares + row[:, None] * n + column[None, :]
-                    share = tl.load(place, mask=here[:, None] & inside, other=0.0)
-                else:
-                    per: tl.constexpr = 32 // dtype.primitive_bitwidth
-                    place, mask = _packets(shares, row, start, n, tile, here, per)
-                    # Pairs with add.
-                    share = wl.wait_packets(place, flag, world=world, mask=mask, dtype=dtype)
+                place = shares + row[:, None] * n + column[None, :]
+                share = tl.load(place, mask=here[:, None] & inside, other=0.0)
                 total += share.to(tl.float32)
             place = out + i.to(tl.int64)[:, None] * n + column[None, :]
             mask = (i < split.tokens)[:, None] & inside
@@ -303,7 +274,7 @@ class Rows(NamedTuple):
 
 @triton.jit
 def ep_dispatch_rows(rows, scales, ids, slot_of, token_of, rows_ready, slot, split, tile,
-                     scale_tile, world, packets: tl.constexpr, clear: tl.constexpr):  # fmt: skip
+                     scale_tile, world, clear: tl.constexpr):  # fmt: skip
     """Own tokens to the ranks of their experts, channel by channel; then from each source to
     their slots.
 
@@ -311,27 +282,16 @@ def ep_dispatch_rows(rows, scales, ids, slot_of, token_of, rows_ready, slot, spl
     """
     rank = wl.rank(world).to(tl.int32)
     e = move.begin(world, slot)
-    if packets:
-        flag = e.to(tl.int32)
-    else:
-        flag = None
-    send(world, rows.gathered, rows.x, ids, rank, rows.row, split, tile, flag)
+    send(world, rows.gathered, rows.x, ids, rank, rows.row, split, tile)
     if scale_tile is not None:
-        send(world, scales.gathered, scales.x, ids, rank, scales.row, split, scale_tile, flag)
-    if not packets:
-        wl.notify_all(world, move.word_of(rows_ready, rank), e, op=wl.SignalOp.SET)
+        send(world, scales.gathered, scales.x, ids, rank, scales.row, split, scale_tile)
+    wl.notify_all(world, move.signal_of(rows_ready, rank), e, op=wl.SignalOp.SET)
     for hop in range(world.num_ranks):
         source = (rank + world.num_ranks - hop) % world.num_ranks
-        if not packets:
-            wl.wait(move.word_of(rows_ready, source), e, world=world)  # pairs with the notify above
-        take(
-            world, rows.out, rows.gathered, slot_of, source, rows.row, split, tile, flag
-        )  # fmt: skip
+        wl.wait(move.signal_of(rows_ready, source), e, world=world)  # pairs with the notify above
+        take(rows.out, rows.gathered, slot_of, source, rows.row, split, tile)
         if scale_tile is not None:
-            take(
-                world, scales.out, scales.gathered, slot_of, source, scales.row, split, scale_tile,
-                flag,
-            )  # fmt: skip
+            take(scales.out, scales.gathered, slot_of, source, scales.row, split, scale_tile)
     move.end(world, slot, e)
     if clear:
         clear_free(rows.out, token_of, rows.row, split, tile)
@@ -341,23 +301,17 @@ def ep_dispatch_rows(rows, scales, ids, slot_of, token_of, rows_ready, slot, spl
 
 @triton.jit
 def ep_combine_rows(y, out, shares, ids, slot_of, weight_of, shares_ready, slot, n, split, tile,
-                    world, packets: tl.constexpr, weighted: tl.constexpr):  # fmt: skip
+                    world, weighted: tl.constexpr):  # fmt: skip
     """Shares of each rank's tokens to that rank, channel by channel; then own tokens' sums."""
     rank = wl.rank(world).to(tl.int32)
     n = tl.cast(n, tl.int64) // tile.vec * tile.vec  # seen to be a multiple, which it is
     e = move.begin(world, slot)
-    if packets:
-        flag = e.to(tl.int32)
-    else:
-        flag = None
     for hop in range(1, world.num_ranks + 1):
         to = (rank + hop) % world.num_ranks
-        add(world, shares, y, slot_of, weight_of, rank, to, n, split, tile, flag, weighted)
-        if not packets:
-            wl.notify(world, move.word_of(shares_ready, rank), e, to=to, op=wl.SignalOp.SET)
-    if not packets:
-        for source in range(world.num_ranks):
-            # Pairs with the notify above.
-            wl.wait(move.word_of(shares_ready, source), e, world=world)
-    collect(world, out, shares, ids, n, split, tile, flag)
+        add(world, shares, y, slot_of, weight_of, rank, to, n, split, tile, weighted)
+        wl.notify(world, move.signal_of(shares_ready, rank), e, to=to, op=wl.SignalOp.SET)
+    for source in range(world.num_ranks):
+        # Pairs with the notify above.
+        wl.wait(move.signal_of(shares_ready, source), e, world=world)
+    collect(out, shares, ids, n, world.num_ranks, split, tile)
     move.end(world, slot, e)

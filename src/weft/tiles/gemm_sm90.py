@@ -9,9 +9,9 @@ Where `ready` gives rows by index (gemm.Indexed), of which TMA fetches none, A i
 producer has four warps: they copy A's rows, 16 bytes a thread at a time, and TMA brings B. Results
 of tiles that end where another's rows begin are stored by threads: then C is a pointer as well.
 
-Hooks are the very functions that the plain template takes; the emulator verifies them there. A
-wait in `ready` is the producer's, before the first load of what it guards; the consumers go on.
-They hand out a tile chunk by chunk (fragments.Cells says which one):
+Hooks are the very functions that the plain template takes. A wait in `ready` is the producer's,
+before the first load of what it guards; the consumers go on. They hand out a tile chunk by chunk
+(fragments.Cells says which one):
 
     combine(at, cells, value, args) -> value    in registers, as wgmma leaves it: fp32, scaled
     emit(at, cells, chunk, args)                in shared memory, as TMA takes it
@@ -33,8 +33,9 @@ Operands come as TMA descriptors; fp8 with k in rows of both, as wgmma wants it.
 over k in order but for shared tiles. Tensor cores add fp8 products up with 14 bits: every step's
 128 go into sums of the consumer's own, and are scaled on the way where each block has its scale.
 
-What happens inside a block of warps is not seen by the emulator: the generic variant is what is
-verified, and `weft.verify.compiled` reads this template's code after compilation.
+The emulator runs this template where a call asks for it (docs/emulator.md): partitions, mbarriers
+and what TMA and tensor cores do are checked there. What happens among the threads of a partition is
+not; `weft.verify.compiled` reads that in the code after compilation.
 
 Limits  tile_m 128, tile_n 64 to 384; of fp8 tile_n up to 128, tile_k 128; compute capability 9.0;
         extents as TMA takes them (tiles/blocking.py); all programs of a launch are resident at once
@@ -45,17 +46,15 @@ Source  CUTLASS's ping-pong schedule for the turns
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 from typing import Any, NamedTuple
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy
 from triton.experimental.gluon.language.nvidia.hopper import (
-    fence_async_shared,
     mbarrier,
     tma,
-    warpgroup_mma,
-    warpgroup_mma_init,
     warpgroup_mma_wait,
 )
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
@@ -69,15 +68,15 @@ from weft.tiles.epilogue_sm90 import (
     Others,
     emit_halves,
     emit_one_tile,
-    layout_of,
     leave_sums,
-    scales_of_rows,
     skip_rows,
 )
 from weft.tiles.gemm import Tile, is_indexed, is_sliced
+from weft.tiles.multiply_sm90 import multiply, multiply_promoted, wide_of
 
-# Triton 3.9 has another name for it than 3.7.
+# Triton 3.9 has other names for them than 3.7.
 load_tile = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared
+copy_rows = getattr(async_copy, "async_load", None) or async_copy.async_copy_global_to_shared
 
 # Rows of its tiles.
 TILE_M = gl.constexpr(128)
@@ -137,11 +136,6 @@ def chunk_rows(tile_m: int, tile_n: int, itemsize: int = 2) -> int:
 _rows_each = gluon.constexpr_function(chunk_rows)
 
 
-def wide_columns(tile_n: int) -> int:
-    """A tile's columns in its first product: the largest power of two. The second has the rest."""
-    return 1 << (tile_n.bit_length() - 1)
-
-
 def block_columns(tile_n: int) -> int:
     """Columns of the blocks in which TMA moves B: whole ones make up each product's."""
     return tile_n & -tile_n
@@ -158,7 +152,6 @@ def chunk_of(tile_m: int, tile_n: int, itemsize: int = 2) -> tuple[int, int]:
     return chunk_rows(tile_m, tile_n, itemsize), chunk_columns(tile_n)
 
 
-_wide_columns = gluon.constexpr_function(wide_columns)
 _block_columns = gluon.constexpr_function(block_columns)
 
 
@@ -213,7 +206,7 @@ def gemm(
     gl.static_assert(itemsize == 2 or b_is_nk, "fp8: b must lie as [n, k]")
     a_layout: gl.constexpr = _layout_of(a_block, tile_m, tile_k)
     operands_a = gl.allocate_shared_memory(a_dtype, [stages, tile_m, tile_k], a_layout)
-    wide: gl.constexpr = _wide_columns(tile_n)
+    wide: gl.constexpr = wide_of(tile_n)
     operands_b = Columns(_allocate_b(b, stages, wide, tile_k, b_is_nk), None)
     if tile_n > wide:
         rest = _allocate_b(b, stages, tile_n - wide, tile_k, b_is_nk)
@@ -231,26 +224,28 @@ def gemm(
         mbarrier.init(full.index(i), count=1 + by_index * COPYING_THREADS)
     for i in gl.static_range(2):
         mbarrier.init(turns.index(i), count=1)
-    dealt = tile_scheduler.cut(num_m, shape.n, shape.k, tile_n, tile_k, step, early, first_wave)
+    waves = tile_scheduler.split_waves(
+        num_m, shape.n, shape.k, tile_n, tile_k, step, early, first_wave
+    )
     gl.warp_specialize(
         [
             (
                 _consume,
-                (operands_a, operands_b, chunks_0, empty, full, turns, dealt, first, step,
+                (operands_a, operands_b, chunks_0, empty, full, turns, waves, first, step,
                  shared, order, order_args, emit, emit_args, combine, combine_args, announce,
                  announce_args, late, scales, scales_args, per_block, 0, tile_m, tile_n, tile_k,
                  stages, chunk_n, b_is_nk, by_index, tile_trace.kept(shared)),
             ),
             (
                 _consume,
-                (operands_a, operands_b, chunks_1, empty, full, turns, dealt, first, step,
+                (operands_a, operands_b, chunks_1, empty, full, turns, waves, first, step,
                  shared, order, order_args, emit, emit_args, combine, combine_args, announce,
                  announce_args, late, scales, scales_args, per_block, 1, tile_m, tile_n, tile_k,
                  stages, chunk_n, b_is_nk, by_index, tile_trace.kept(shared)),
             ),
             (
                 _produce,
-                (b, shape, operands_a, operands_b, empty, full, dealt, first, step, order,
+                (b, shape, operands_a, operands_b, empty, full, waves, first, step, order,
                  order_args, ready, ready_args, done, done_args, tile_m, tile_n, tile_k, stages,
                  b_is_nk, tile_trace.kept(shared)),
             ),
@@ -290,7 +285,7 @@ def _allocate_b(b, stages: gl.constexpr, columns: gl.constexpr, tile_k: gl.const
 
 @gluon.jit
 def _produce(
-    b, shape, operands_a, operands_b, empty, full, dealt, first, step,
+    b, shape, operands_a, operands_b, empty, full, waves, first, step,
     order: gl.constexpr, order_args, ready: gl.constexpr, ready_args, done: gl.constexpr, done_args,
     tile_m: gl.constexpr, tile_n: gl.constexpr, tile_k: gl.constexpr, stages: gl.constexpr,
     b_is_nk: gl.constexpr, traced,
@@ -298,10 +293,10 @@ def _produce(
     """Fill stage after stage with what the consumers multiply next."""
     filled = 0
     for unit in range(
-        tile_scheduler.first_unit(first, dealt, step), tile_scheduler.end_unit(dealt, step), step
+        tile_scheduler.first_unit(first, waves, step), tile_scheduler.end_unit(waves, step), step
     ):
-        of = tile_scheduler.unit_of(unit, dealt, step)
-        at = order(of.tile, dealt.num_m, dealt.num_n, order_args)
+        of = tile_scheduler.unit_of(unit, waves, step)
+        at = order(of.tile, waves.num_m, waves.num_n, order_args)
         filled = load_one_tile(
             at, of.begin, of.end, filled, b, shape, operands_a, operands_b, empty, full, ready,
             ready_args, tile_m, tile_n, tile_k, stages, b_is_nk, traced, unit,
@@ -344,7 +339,7 @@ def load_one_tile(
         arrived = full.index(stage)
         if is_indexed(rows):
             mbarrier.expect(arrived, blocks * b.block_type.nbytes)
-            async_copy.async_copy_global_to_shared(operands_a.index(stage), pointers + at_k)
+            copy_rows(operands_a.index(stage), pointers + at_k)
             async_copy.mbarrier_arrive(arrived, increment_count=False)
         else:
             a_bytes: gl.constexpr = rows.source.block_type.nbytes
@@ -353,7 +348,7 @@ def load_one_tile(
         at_b = column + before
         _load_columns(b, at_b, at_k + above, arrived, operands_b.wide.index(stage), b_is_nk)
         if operands_b.rest is not None:
-            at_b += _wide_columns(tile_n)
+            at_b += wide_of(tile_n)
             _load_columns(b, at_b, at_k + above, arrived, operands_b.rest.index(stage), b_is_nk)
         filled += 1
     return filled
@@ -361,11 +356,11 @@ def load_one_tile(
 
 @gluon.jit
 def _places_of_rows(rows, shape, tile_m: gl.constexpr, tile_k: gl.constexpr):
-    """Pointers to a tile's first columns of A; behind its end those of row 0, which are not kept.
-    rows: gemm.Indexed"""
+    """Pointers to a tile's first columns of A; behind its end those of its last row, which has
+    arrived: no result of them is kept. rows: gemm.Indexed"""
     layout: gl.constexpr = fragments.layout_of_rows(tile_k, fragments.VECTOR)
     i = rows.first + gl.arange(0, tile_m, gl.SliceLayout(1, layout))
-    index = gl.load(rows.index + i, mask=i < rows.end, other=0).to(gl.int64)
+    index = gl.load(rows.index + gl.minimum(i, rows.end - 1)).to(gl.int64)
     stride = fragments.aligned(shape.stride_a).to(gl.int64)
     columns = gl.arange(0, tile_k, gl.SliceLayout(0, layout))
     return rows.source + (index * stride)[:, None] + columns[None, :]
@@ -387,7 +382,7 @@ def _load_columns(b, column, at_k, arrived, there, b_is_nk: gl.constexpr):
 
 @gluon.jit
 def _consume(
-    operands_a, operands_b, chunks, empty, full, turns, dealt, first, step, shared,
+    operands_a, operands_b, chunks, empty, full, turns, waves, first, step, shared,
     order: gl.constexpr, order_args, emit: gl.constexpr, emit_args, combine: gl.constexpr,
     combine_args, announce: gl.constexpr, announce_args, late: gl.constexpr,
     scales: gl.constexpr, scales_args, per_block: gl.constexpr, me: gl.constexpr,
@@ -397,15 +392,15 @@ def _consume(
     """This consumer's part of this program's units: sums over k, then on to the hooks."""
     itemsize: gl.constexpr = operands_a.dtype.primitive_bitwidth // 8
     rows: gl.constexpr = _rows_each(tile_m, tile_n, itemsize)
-    rest_n: gl.constexpr = tile_n - _wide_columns(tile_n)
+    rest_n: gl.constexpr = tile_n - wide_of(tile_n)
     takes_turns: gl.constexpr = rows == tile_m
-    begins = tile_scheduler.first_unit(first, dealt, step)
+    begins = tile_scheduler.first_unit(first, waves, step)
     stride = step
     used = 0
     if takes_turns:
         # Only a program's first and last unit may have fewer than num_k steps.
         if me == 1:
-            of = tile_scheduler.unit_of(begins, dealt, step)
+            of = tile_scheduler.unit_of(begins, waves, step)
             used += of.end - of.begin
             begins += step
         stride = 2 * step
@@ -418,27 +413,27 @@ def _consume(
     is_halved: gl.constexpr = announce is None and not takes_turns
     # The tile that was emitted last, where it is still to be announced.
     emitted = first * 0 - 1
-    for unit in range(begins, tile_scheduler.end_unit(dealt, step), stride):
-        of = tile_scheduler.unit_of(unit, dealt, step)
+    for unit in range(begins, tile_scheduler.end_unit(waves, step), stride):
+        of = tile_scheduler.unit_of(unit, waves, step)
         if takes_turns:
             # Without turns a consumer could take a stage's earlier round for its own: parity is
             # all that a barrier tells.
             mbarrier.wait(turns.index(me), phase)
         if traced is not None:
             tile_trace.stamp(traced, unit, tile_trace.BEGUN + me * tile_trace.EACH)
-        at = order(of.tile, dealt.num_m, dealt.num_n, order_args)
+        at = order(of.tile, waves.num_m, waves.num_n, order_args)
         tile = Tile(tile_m, tile_n, tile_k, b_is_nk, True, True)
         if itemsize == 1:
             scaled = None
             if scales is not None:
                 scaled = skip_rows(scales(at, tile, scales_args), own_row)
-            value, used = _multiply_promoted(operands_a, operands_b.wide, empty, full, of.begin,
-                                             of.end, used, own_row, rows, tile_n, stages, scaled,
-                                             per_block)  # fmt: skip
+            value, used = multiply_promoted(operands_a, operands_b.wide, empty, full, of.begin,
+                                            of.end, used, own_row, rows, tile_n, stages, scaled,
+                                            per_block)  # fmt: skip
         else:
-            value, rest, used = _multiply(operands_a, operands_b, empty, full, of.end - of.begin,
-                                          used, own_row, rows, tile_n, stages, b_is_nk,
-                                          by_index)  # fmt: skip
+            value, rest, used = multiply(operands_a, operands_b, empty, full, of.end - of.begin,
+                                         used, own_row, rows, tile_n, stages, b_is_nk,
+                                         by_index)  # fmt: skip
         if takes_turns:
             mbarrier.arrive(turns.index(1 - me), count=1)
         phase ^= 1
@@ -449,7 +444,7 @@ def _consume(
                 value = warpgroup_mma_wait(0, deps=(value,))
             mbarrier.arrive(empty.index((used + stages - 1) % stages), count=1)
         if takes_turns:
-            used += dealt.num_k
+            used += waves.num_k
         if traced is not None:
             tile_trace.stamp(traced, unit, tile_trace.SUMMED + me * tile_trace.EACH)
         pitch = of.apart * (tile_m * tile_n)
@@ -460,6 +455,7 @@ def _consume(
         if of.part + right_of > 0:
             leave_sums(block + of.part * pitch, value, rest if rest_n else None, of.part,
                         right_of, is_halved, tile_n)  # fmt: skip
+            # weft: equivalent-mutant drop of complete_stores: sums are stored by threads
             wl.store(shared.summed + 2 * of.place + half, shared.e, order=wl.Order.RELEASE,
                      scope=wl.Scope.DEVICE)  # fmt: skip
         if of.part <= right_of:
@@ -467,7 +463,7 @@ def _consume(
                 # Before this tile's sums are waited for, and before its `combine`, which may wait
                 # for what others announce likewise: of those that have the sums some may wait for
                 # a peer's tile, and that peer for this one.
-                _announce_late(emitted, own_row // rows, dealt, order, order_args, announce,
+                _announce_late(emitted, own_row // rows, waves, order, order_args, announce,
                                announce_args)  # fmt: skip
                 emitted = of.tile
             for other in range(of.parts):
@@ -489,133 +485,19 @@ def _consume(
         if traced is not None:
             tile_trace.stamp(traced, unit, tile_trace.END + me * tile_trace.EACH)
     if late:
-        _announce_late(emitted, own_row // rows, dealt, order, order_args, announce, announce_args)
+        _announce_late(emitted, own_row // rows, waves, order, order_args, announce, announce_args)
     tma.store_wait(0)
 
 
 @gluon.jit
 def _announce_late(
-    i, part: gl.constexpr, dealt, order: gl.constexpr, order_args, announce: gl.constexpr,
+    i, part: gl.constexpr, waves, order: gl.constexpr, order_args, announce: gl.constexpr,
     announce_args,
 ):  # fmt: skip
     """What this consumer has of tile i of the order is announced; nothing for i = -1."""
     if i >= 0:
         wl.complete_stores()
-        announce(order(i, dealt.num_m, dealt.num_n, order_args), part, announce_args)
-
-
-@gluon.jit
-def _multiply(
-    operands_a, operands_b, empty, full, steps, used, own_row: gl.constexpr, rows: gl.constexpr,
-    tile_n: gl.constexpr, stages: gl.constexpr, b_is_nk: gl.constexpr, by_index: gl.constexpr,
-):  # fmt: skip
-    """Sums over `steps` stages, the last products still under way, and the number of stages used.
-
-    A stage's products are under way while the next stage is waited for.
-    """
-    rest_n: gl.constexpr = tile_n - _wide_columns(tile_n)
-    wide = _no_sums(rows, _wide_columns(tile_n))
-    # A number where there is none: no function of a kernel returns None.
-    rest = 0
-    if rest_n:
-        rest = _no_sums(rows, rest_n)
-    for j in range(steps):
-        stage = used % stages
-        mbarrier.wait(full.index(stage), used // stages & 1)
-        if by_index:
-            # Threads have copied A, and tensor cores read by another way than they.
-            fence_async_shared()
-        left = operands_a.index(stage)
-        if rows != left.shape[0]:
-            left = left.slice(own_row, rows, 0)
-        wide = _add_product(left, operands_b.wide.index(stage), wide, b_is_nk)
-        # The products of the stage before are over, and their stage with them.
-        if rest_n:
-            rest = _add_product(left, operands_b.rest.index(stage), rest, b_is_nk)
-            wide, rest = warpgroup_mma_wait(2, deps=(wide, rest))
-            rest = warpgroup_mma_init(rest)
-        else:
-            wide = warpgroup_mma_wait(1, deps=(wide,))
-        wide = warpgroup_mma_init(wide)
-        mbarrier.arrive(empty.index((used + stages - 1) % stages), count=1, pred=(j > 0))
-        used += 1
-    return wide, rest, used
-
-
-@gluon.jit
-def _no_sums(rows: gl.constexpr, columns: gl.constexpr):
-    return warpgroup_mma_init(gl.zeros((rows, columns), gl.float32, layout_of(columns)))
-
-
-@gluon.jit
-def _add_product(left, right, value, b_is_nk: gl.constexpr):
-    """left @ right is on its way into `value`."""
-    if b_is_nk:
-        right = right.permute((1, 0))
-    return warpgroup_mma(left, right, value, is_async=True)
-
-
-@gluon.jit
-def _multiply_promoted(
-    operands_a, operands_b, empty, full, begin, end, used, own_row: gl.constexpr,
-    rows: gl.constexpr, tile_n: gl.constexpr, stages: gl.constexpr, scaled,
-    per_block: gl.constexpr,
-):  # fmt: skip
-    """As `_multiply`, of fp8, nothing under way at the end: a step's products are added up by this
-    consumer while its next one's are multiplied, and the other consumer's.
-
-    Scales of A are applied here: they may lie where the rows do, which are given back when the last
-    stage is empty. `per_block` those of B too.
-    """
-    layout: gl.constexpr = layout_of(tile_n, 1)
-    value = gl.zeros((rows, tile_n), gl.float32, layout)
-    # In pairs, since sums in flight cannot change names from one round of a loop to the next.
-    for j in range(begin, end - 1, 2):
-        first, first_scale = _begin_promoted(operands_a, operands_b, full, j, used, own_row, value,
-                                             rows, tile_n, stages, scaled, per_block)  # fmt: skip
-        second, second_scale = _begin_promoted(operands_a, operands_b, full, j + 1, used + 1,
-                                               own_row, value, rows, tile_n, stages, scaled,
-                                               per_block)  # fmt: skip
-        first, second = warpgroup_mma_wait(1, deps=(first, second))
-        mbarrier.arrive(empty.index(used % stages), count=1)
-        value += first * first_scale[:, None] if per_block else first
-        second = warpgroup_mma_wait(0, deps=(second,))
-        mbarrier.arrive(empty.index((used + 1) % stages), count=1, pred=(j + 2 < end))
-        value += second * second_scale[:, None] if per_block else second
-        used += 2
-    if (end - begin) % 2:
-        last, last_scale = _begin_promoted(operands_a, operands_b, full, end - 1, used, own_row,
-                                           value, rows, tile_n, stages, scaled,
-                                           per_block)  # fmt: skip
-        last = warpgroup_mma_wait(0, deps=(last,))
-        value += last * last_scale[:, None] if per_block else last
-        used += 1
-    if scaled is not None:
-        if not per_block:
-            value = value * scales_of_rows(scaled, 0, value)[:, None]
-    mbarrier.arrive(empty.index((used + stages - 1) % stages), count=1)
-    return value, used
-
-
-@gluon.jit
-def _begin_promoted(
-    operands_a, operands_b, full, j, used, own_row: gl.constexpr, value, rows: gl.constexpr,
-    tile_n: gl.constexpr, stages: gl.constexpr, scaled, per_block: gl.constexpr,
-):  # fmt: skip
-    """One step's products are on their way; with the scales that are `per_block`, or a number."""
-    stage = used % stages
-    mbarrier.wait(full.index(stage), used // stages & 1)
-    left = operands_a.index(stage)
-    if rows != left.shape[0]:
-        left = left.slice(own_row, rows, 0)
-    right = operands_b.index(stage).permute((1, 0))
-    none = warpgroup_mma_init(gl.zeros((rows, tile_n), gl.float32, layout_of(tile_n, 1)))
-    product = warpgroup_mma(left, right, none, use_acc=False, is_async=True)
-    scale = 0
-    if per_block:
-        # Where `full` says that rows have arrived, their scales have.
-        scale = scales_of_rows(scaled, j, value) * gl.load(scaled.b + j * scaled.b_k)
-    return product, scale
+        announce(order(i, waves.num_m, waves.num_n, order_args), part, announce_args)
 
 
 def has_tile(tile: Sequence[int]) -> bool:
@@ -665,11 +547,12 @@ def _either(numbers: Sequence[int]) -> str:
 
 def descriptor(tensor: Any, block: Sequence[int]) -> TensorDescriptor:
     """A TMA descriptor of a 2-D tensor for blocks of `block`; a kernel takes it as an argument."""
-    layout = block_layout(block, tensor.element_size())
+    layout = block_layout(tuple(block), tensor.element_size())
     return TensorDescriptor.from_tensor(tensor, list(block), layout)
 
 
-def block_layout(block: Sequence[int], itemsize: int) -> gl.NVMMASharedLayout:
+@cache
+def block_layout(block: tuple[int, ...], itemsize: int) -> gl.NVMMASharedLayout:
     """How TMA lays a block out in shared memory: swizzled as widely as its rows allow."""
     element = {1: gl.float8e4nv, 2: gl.bfloat16, 4: gl.float32}[itemsize]
     return gl.NVMMASharedLayout.get_default_for(list(block), element)

@@ -81,7 +81,7 @@ def size_of(shards, index):
 
 
 @triton.jit
-def word_of(signals, index):
+def signal_of(signals, index):
     """The word of this program's channel among those of shard, or rank, `index`."""
     return signals + index * tl.num_programs(0) + tl.program_id(0)
 

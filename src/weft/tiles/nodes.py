@@ -16,13 +16,11 @@ import triton.language as tl
 
 from weft.language import world_layout as layout
 
-PEER_BASES = tl.constexpr(layout.PEER_BASES)
-
 
 @triton.jit
 def node_of(world, peer):
     """The number of `peer`'s node."""
-    return tl.load(world.table + PEER_BASES + world.num_ranks + peer).to(tl.int32)
+    return tl.load(world.table + layout.PEER_BASES + world.num_ranks + peer).to(tl.int32)
 
 
 @triton.jit
@@ -32,7 +30,7 @@ def seat_of(world, peer, node):
     Not the local rank, which counts ranks that are not in this world too.
     """
     others = tl.arange(0, triton.next_power_of_2(world.num_ranks))
-    nodes = world.table + PEER_BASES + world.num_ranks + others
+    nodes = world.table + layout.PEER_BASES + world.num_ranks + others
     on_node = tl.load(nodes, mask=others < world.num_ranks, other=-1) == node
     return tl.sum((on_node & (others < peer)).to(tl.int32))
 
@@ -48,7 +46,7 @@ def partner_of(world, of, node):
     """The partner of rank `of` on `node`."""
     seat = seat_of(world, of, node_of(world, of)) % node_size(world, node)
     others = tl.arange(0, triton.next_power_of_2(world.num_ranks))
-    nodes = world.table + PEER_BASES + world.num_ranks + others
+    nodes = world.table + layout.PEER_BASES + world.num_ranks + others
     on_node = (tl.load(nodes, mask=others < world.num_ranks, other=-1) == node).to(tl.int32)
     is_it = (on_node == 1) & (tl.cumsum(on_node) == seat + 1)
     return tl.sum(tl.where(is_it, others, 0))
@@ -64,7 +62,7 @@ def is_partner(world, peer, of):
 def num_nodes(world):
     """How many nodes there are, where each one's ranks lie one behind the other."""
     others = tl.arange(0, triton.next_power_of_2(world.num_ranks))
-    nodes = world.table + PEER_BASES + world.num_ranks + others
+    nodes = world.table + layout.PEER_BASES + world.num_ranks + others
     is_later = (others > 0) & (others < world.num_ranks)
     here, before = tl.load(nodes, mask=is_later), tl.load(nodes - 1, mask=is_later)
     return 1 + tl.sum((is_later & (here != before)).to(tl.int32))

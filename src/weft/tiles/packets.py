@@ -19,7 +19,7 @@ import triton.language as tl
 
 import weft.language as wl
 from weft.tiles import mailboxes, move
-from weft.tiles.exchange import Cut, Gathered, Summed, Whole, steps_of, tile_of
+from weft.tiles.exchange import Gathered, Sharded, Summed, Whole, steps_of, tile_of
 from weft.tiles.mailboxes import PACKET_BYTES
 
 
@@ -108,7 +108,7 @@ def part_of_all(to, i, args, width: tl.constexpr):
 
 @triton.jit
 def part_of_shard(to, i, args, width: tl.constexpr):
-    """A rank gets its shard of x. args: Cut"""
+    """A rank gets its shard of x. args: Sharded"""
     return load(args.x, args.shards.shard * to, i, move.size_of(args.shards, to), width)
 
 
@@ -190,8 +190,8 @@ def push_packets(x, out, words, steps, shards, incoming, world, block: tl.conste
         )  # fmt: skip
     else:
         exchange(
-            world, mail, tiles_of(shards.shard, block), part_of_shard, Cut(x, shards), take, taken,
-            width, sources, block,
+            world, mail, tiles_of(shards.shard, block), part_of_shard, Sharded(x, shards), take,
+            taken, width, sources, block,
         )  # fmt: skip
 
 
@@ -202,6 +202,6 @@ def push_packets_twice(x, out, words, steps, shards, world, block: tl.constexpr,
     shards = move.rounded(shards, 1)
     exchange_twice(
         world, mailboxes.PacketBoxes(steps, words), tiles_of(shards.shard, block),
-        part_of_shard, Cut(x, shards), out.dtype.element_ty,
+        part_of_shard, Sharded(x, shards), out.dtype.element_ty,
         gather, Gathered(x, out, shards), width, sources, block,
     )  # fmt: skip

@@ -1,8 +1,6 @@
-"""Relays and rings: rows and sums that go from rank to rank, in pieces, by the channels of move.py.
+"""Relays: rows and sums on several nodes, in pieces, by the channels of move.py.
 
-    relay   between nodes each shard, or sum, crosses once, between two partners (weft.tiles.nodes)
-    ring    what comes from the rank before goes on to the next, until it has been everywhere
-
+Each shard, or sum, crosses from node to node once, between two partners (weft.tiles.nodes).
 Signals are SET to the call's epoch e; pieces without rows are signalled too, so that whoever waits
 need not know the sizes.
 """
@@ -25,7 +23,7 @@ from weft.tiles import move, nodes, reduce
 def _give(world, gathered, rows_ready, e, x, piece, to, block: tl.constexpr):
     """Own piece -> the slot of rank `to`, and the word that says so."""
     move.send(world, gathered + piece.first, x + piece.offset, piece.size, to, block)
-    word = move.word_of(rows_ready, wl.rank(world))
+    word = move.signal_of(rows_ready, wl.rank(world))
     wl.notify(world, word, e, to=to, op=wl.SignalOp.SET)
 
 
@@ -34,7 +32,7 @@ def _pass_on(world, gathered, rows_ready, e, piece, index, to, block: tl.constex
     """A piece of shard `index` in this rank's slot -> the slot of rank `to`, and its word."""
     rows = gathered + piece.first
     move.send(world, rows, rows, piece.size, to, block)
-    wl.notify(world, move.word_of(rows_ready, index), e, to=to, op=wl.SignalOp.SET)
+    wl.notify(world, move.signal_of(rows_ready, index), e, to=to, op=wl.SignalOp.SET)
 
 
 @triton.jit
@@ -60,7 +58,7 @@ def relay_rows(x, out, gathered, rows_ready, slot, shards, world, block: tl.cons
         if not wl.is_near(world, source):
             if nodes.is_partner(world, rank, source):
                 piece = move.own_piece(x, shards, source, vec)
-                wl.wait(move.word_of(rows_ready, source), e, world=world)  # pairs with _give
+                wl.wait(move.signal_of(rows_ready, source), e, world=world)  # pairs with _give
                 for near in range(1, world.num_ranks):
                     to = (rank + near) % world.num_ranks
                     if wl.is_near(world, to):
@@ -68,28 +66,7 @@ def relay_rows(x, out, gathered, rows_ready, slot, shards, world, block: tl.cons
     for hop in range(1, world.num_ranks):
         source = (rank + world.num_ranks - hop) % world.num_ranks
         piece = move.own_piece(x, shards, source, vec)
-        wl.wait(move.word_of(rows_ready, source), e, world=world)  # pairs with _give and _pass_on
-        move.copy(out + piece.first, gathered + piece.first, piece.size, block)
-    move.end(world, slot, e)
-
-
-@triton.jit
-def ring_rows(x, out, gathered, rows_ready, slot, shards, world, block: tl.constexpr,
-              vec: tl.constexpr):  # fmt: skip
-    """Own piece -> the next rank, which passes it on. rows_ready: int64[num_ranks * channels], by
-    the source"""
-    rank, e = wl.rank(world), move.begin(world, slot)
-    own = move.own_piece(x, shards, rank, vec)
-    following = (rank + 1) % world.num_ranks
-    if world.num_ranks > 1:
-        _give(world, gathered, rows_ready, e, x, own, following, block)
-    move.copy(out + own.first, x + own.offset, own.size, block)
-    for hop in range(1, world.num_ranks):
-        source = (rank + world.num_ranks - hop) % world.num_ranks
-        piece = move.own_piece(x, shards, source, vec)
-        wl.wait(move.word_of(rows_ready, source), e, world=world)  # pairs with _give and _pass_on
-        if hop < world.num_ranks - 1:
-            _pass_on(world, gathered, rows_ready, e, piece, source, following, block)
+        wl.wait(move.signal_of(rows_ready, source), e, world=world)  # pairs with _give and _pass_on
         move.copy(out + piece.first, gathered + piece.first, piece.size, block)
     move.end(world, slot, e)
 
@@ -122,55 +99,6 @@ def _emit_send(i, total, mask, args):
     wl.put(args.world, args.partial + i, total, to=args.to, mask=mask)
 
 
-class Running(NamedTuple):
-    """Arguments of `_load_running`."""
-
-    x: Any
-    partial: Any
-    is_first: Any
-
-
-@triton.jit
-def _load_running(index, i, mask, args):
-    """Part 0 is the sum so far, -0.0 where there is none yet; part 1 is own. args: Running"""
-    if index == 0:
-        value = tl.load(args.partial + i, mask=mask & (args.is_first == 0), other=-0.0)
-    else:
-        value = tl.load(args.x + i, mask=mask, other=0.0).to(tl.float32)
-    return value
-
-
-@triton.jit
-def ring_sums(x, out, partials, partials_ready, slot, shards, world, block: tl.constexpr,
-              vec: tl.constexpr):  # fmt: skip
-    """The sum of shard d starts on rank d + 1, and each rank adds its part. partials: fp32
-    [num_ranks, shard]; partials_ready: int64[num_ranks * channels], by the shard"""
-    rank, e = wl.rank(world), move.begin(world, slot)
-    stride = tl.cast(shards.shard, tl.int64) // vec * vec
-    following = (rank + 1) % world.num_ranks
-    for hop in range(1, world.num_ranks):
-        shard = (rank + world.num_ranks - hop) % world.num_ranks
-        piece = move.own_piece(x, shards, shard, vec)
-        partial = partials + stride * shard + piece.offset
-        word = move.word_of(partials_ready, shard)
-        if hop > 1:
-            wl.wait(word, e, world=world)  # pairs with the notify below
-        reduce.reduce(
-            piece.size, 2, _load_running, Running(x + piece.first, partial, hop == 1),
-            _emit_send, Sent(partial, following, world), block,
-        )  # fmt: skip
-        wl.notify(world, word, e, to=following, op=wl.SignalOp.SET)
-    own = move.own_piece(x, shards, rank, vec)
-    if world.num_ranks > 1:
-        wl.wait(move.word_of(partials_ready, rank), e, world=world)  # pairs with the notify above
-    partial = partials + stride * rank + own.offset
-    reduce.reduce(
-        own.size, 2, _load_running, Running(x + own.first, partial, world.num_ranks == 1),
-        reduce.emit_store, reduce.Stored(out + own.offset), block,
-    )  # fmt: skip
-    move.end(world, slot, e)
-
-
 @triton.jit
 def _group_of(world, shard, groups):
     """The first part of shard `shard` in the slot of the rank that relays it here."""
@@ -184,7 +112,7 @@ def _await_group(world, parts_ready, e, first, seat, size):
     """Until this channel's piece of every other rank of the node has come."""
     for other in range(size):
         if other != seat:
-            wl.wait(move.word_of(parts_ready, first + other), e, world=world)  # with relay_sums
+            wl.wait(move.signal_of(parts_ready, first + other), e, world=world)  # with relay_sums
 
 
 class NodeParts(NamedTuple):
@@ -223,7 +151,7 @@ def relay_sums(x, out, parts, partials, parts_ready, partials_ready, slot, shard
             piece = move.own_piece(x, shards, shard, vec)
             received = parts + stride * place + piece.offset
             move.send(world, received, x + piece.first, piece.size, to, block)
-            word = move.word_of(parts_ready, place)
+            word = move.signal_of(parts_ready, place)
             wl.notify(world, word, e, to=to, op=wl.SignalOp.SET)
     for hop in range(1, world.num_ranks):
         shard = (rank + hop) % world.num_ranks
@@ -239,14 +167,14 @@ def relay_sums(x, out, parts, partials, parts_ready, partials_ready, slot, shard
                     reduce.load_part, reduce.Parts(x + piece.first, received, stride, seat),
                     _emit_send, Sent(partial, shard, world), block,
                 )  # fmt: skip
-                word = move.word_of(partials_ready, node)
+                word = move.signal_of(partials_ready, node)
                 wl.notify(world, word, e, to=shard, op=wl.SignalOp.SET)
     own = move.own_piece(x, shards, rank, vec)
     first = _group_of(world, rank, groups)
     _await_group(world, parts_ready, e, first, seat, size)
     for other in range(groups.num_nodes):
         if other != node:
-            wl.wait(move.word_of(partials_ready, other), e, world=world)
+            wl.wait(move.signal_of(partials_ready, other), e, world=world)
     near = reduce.Parts(x + own.first, parts + stride * first + own.offset, stride, seat)
     reduce.reduce(
         own.size, groups.num_nodes,

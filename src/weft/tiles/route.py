@@ -55,10 +55,10 @@ class Tokens(NamedTuple):
     tiles: Any
 
 
-class Cut(NamedTuple):
+class RouteBlocking(NamedTuple):
     """Extents; a kernel takes it `as_constexpr`. `experts` and `sources` are powers of two that
     hold all of them, `width` is one that holds top_k; `block` tokens, of which a block has some
-    times as many, and `tile_m` slots together.
+    times as many, and `tile_m` slots together. What else a router has: compiler.experts.Scoring.
     """
 
     block: Any
@@ -67,10 +67,15 @@ class Cut(NamedTuple):
     top_k: Any
     width: Any
     tile_m: Any
-    renormalise: Any
+    score: Any = None
+    renormalise: Any = None
+    groups: Any = None
+    top_groups: Any = None
+    group_best: Any = None
+    scale: Any = None
 
-    def as_constexpr(self) -> Cut:
-        return Cut(*map(tl.constexpr, self))
+    def as_constexpr(self) -> RouteBlocking:
+        return RouteBlocking(*map(tl.constexpr, self))
 
 
 class Chosen(NamedTuple):
@@ -115,17 +120,27 @@ def _values_of(keys):
 
 
 @triton.jit
-def choose(logits, row, own, tokens, cut):
-    """The `Chosen` of rows `row` of `own`: the largest first, of equal ones the lowest first.
-
-    Weights are the softmax over all experts; over those chosen where cut.renormalise.
-    """
+def choose(logits, bias, row, own, tokens, cut):
+    """The `Chosen` of rows `row` of `own`: the largest first, of equal ones the lowest first."""
     expert = tl.arange(0, cut.experts)
     there = (row < own)[:, None] & (expert < tokens.experts)[None, :]
     pointers = logits + row.to(tl.int64)[:, None] * tokens.experts + expert[None, :]
     value = tl.load(pointers, mask=there, other=float("-inf")).to(tl.float32)
+    value = tl.where(value == value, value, float("-inf"))
+    # Chosen by logits where scores are in their order: of softmax many are 0.
+    by_score: tl.constexpr = bias is not None or cut.groups > 1
+    score, rating = value, value
+    if by_score or cut.score == "sigmoid":
+        score = scores_of(value, there, cut)
+    if by_score:
+        rating = score
+    if bias is not None:
+        rating += tl.load(bias + expert, mask=expert < tokens.experts, other=0.0)[None, :]
+    may = there
+    if cut.groups > 1:
+        may = there & in_top_groups(rating, there, tokens.experts // cut.groups, cut)
     # One number of both, so that one maximum finds which and how much; taken ones go below all.
-    key = tl.where(there, keys_of(value), LOWEST).to(tl.int64)
+    key = tl.where(may, keys_of(rating), LOWEST).to(tl.int64)
     rest = (key << 32) | (cut.experts - 1 - expert)[None, :].to(tl.int64)
     k = tl.arange(0, cut.width)
     ids = tl.zeros((cut.block, cut.width), tl.int32)
@@ -134,19 +149,72 @@ def choose(logits, row, own, tokens, cut):
     for turn in range(cut.top_k):
         best = tl.max(rest, axis=1)
         chosen = cut.experts - 1 - (best & 0x7FFFFFFF).to(tl.int32)
-        amount = _values_of((best >> 32).to(tl.int32))
-        top = tl.where(turn == 0, tl.where(amount == float("-inf"), 0.0, amount), top)
+        if by_score or cut.score == "sigmoid":
+            weight = tl.sum(tl.where(rest == best[:, None], score, 0.0), axis=1)
+        else:
+            amount = _values_of((best >> 32).to(tl.int32))
+            top = tl.where(turn == 0, tl.where(amount == float("-inf"), 0.0, amount), top)
+            weight = tl.exp(amount - top)
         is_turn = k[None, :] == turn
         ids = tl.where(is_turn, chosen[:, None], ids)
-        weights = tl.where(is_turn, tl.exp(amount - top)[:, None], weights)
+        weights = tl.where(is_turn, weight[:, None], weights)
         rest = tl.where(rest == best[:, None], TAKEN, rest)
     if cut.renormalise:
-        total = tl.sum(weights, axis=1)
-    else:
-        value = tl.where(value == value, value, float("-inf"))
+        weights = weights / tl.where(row < own, tl.sum(weights, axis=1), 1.0)[:, None]
+    elif not by_score and cut.score == "softmax":
         total = tl.sum(tl.where(there, tl.exp(value - top[:, None]), 0.0), axis=1)
-    weights = weights / tl.where(row < own, total, 1.0)[:, None]
-    return Chosen(ids, weights, tl.sum((there & (rest == TAKEN)).to(tl.int32), axis=0))
+        weights = weights / tl.where(row < own, total, 1.0)[:, None]
+    if cut.scale != 1.0:
+        weights *= cut.scale
+    return Chosen(ids, weights, tl.sum((may & (rest == TAKEN)).to(tl.int32), axis=0))
+
+
+@triton.jit
+def scores_of(value, there, cut):
+    """Of logits, none of which is NaN; 0 where there are none."""
+    if cut.score == "sigmoid":
+        score = 1.0 / (1.0 + tl.exp(-value))
+    else:
+        top = tl.max(value, axis=1)
+        score = tl.exp(value - tl.where(top == float("-inf"), 0.0, top)[:, None])
+        total = tl.sum(score, axis=1)
+        score = score / tl.where(tl.sum(there.to(tl.int32), axis=1) > 0, total, 1.0)[:, None]
+    return tl.where(there, score, 0.0)
+
+
+@triton.jit
+def in_top_groups(rating, there, size, cut):
+    """[block, experts] is an expert in one of its token's best groups of `size` neighbours?"""
+    group = tl.arange(0, cut.experts) // size
+    # Of groups, as of experts: the largest first, of equal ones the lowest.
+    best = tl.zeros((cut.block,), tl.int64)
+    is_in = there & (group < 0)[None, :]
+    others = tl.zeros((cut.block, cut.experts), tl.int64) + TAKEN
+    for g in range(cut.groups):
+        inside = there & (group == g)[None, :]
+        found = _sum_of_best(rating, inside, cut)
+        key = (keys_of(found).to(tl.int64) << 32) | (cut.experts - 1 - g)
+        others = tl.where((tl.arange(0, cut.experts) == g)[None, :], key[:, None], others)
+    for _ in range(cut.top_groups):
+        best = tl.max(others, axis=1)
+        taken = cut.experts - 1 - (best & 0x7FFFFFFF).to(tl.int32)
+        is_in = is_in | (group[None, :] == taken[:, None])
+        others = tl.where(others == best[:, None], TAKEN, others)
+    return is_in
+
+
+@triton.jit
+def _sum_of_best(rating, inside, cut):
+    """[block] the sum of the `group_best` largest ratings inside, added from the largest on."""
+    at = tl.arange(0, cut.experts)[None, :]
+    rest = tl.where(inside, rating, float("-inf"))
+    total = tl.zeros((cut.block,), tl.float32)
+    for _ in range(cut.group_best):
+        most = tl.max(rest, axis=1)
+        total += most
+        which = tl.min(tl.where(inside & (rest == most[:, None]), at, cut.experts), axis=1)
+        rest = tl.where(at == which[:, None], float("-inf"), rest)
+    return total
 
 
 @triton.jit

@@ -31,7 +31,7 @@ import triton.language as tl
 
 import weft.language as wl
 from weft.language import slots
-from weft.tiles import composition, fragments
+from weft.tiles import activations, composition, fragments
 from weft.tiles.hooks import partition
 
 # A row is in registers at once: of so many threads at most.
@@ -136,6 +136,23 @@ def mul(source, parts, at, value, tile):
 
 
 @triton.jit
+def _row(source, value, n):
+    """One row of n columns, for all rows of a tile, in fp32."""
+    j = tl.arange(0, value.shape[1])
+    return tl.load(source + j, mask=j < n, other=0.0).to(tl.float32)[None, :]
+
+
+@triton.jit
+def add_row(source, parts, value):
+    return value + _row(source, value, parts.n)
+
+
+@triton.jit
+def mul_row(source, parts, value):
+    return value * _row(source, value, parts.n)
+
+
+@triton.jit
 def add_loaded(value, loaded):
     return value + loaded
 
@@ -147,7 +164,17 @@ def mul_loaded(value, loaded):
 
 @triton.jit
 def silu(value):
-    return value * tl.sigmoid(value)
+    return activations.silu(value)
+
+
+@triton.jit
+def gelu(value):
+    return activations.gelu(value)
+
+
+@triton.jit
+def gelu_tanh(value):
+    return activations.gelu_tanh(value)
 
 
 @triton.jit
@@ -160,7 +187,5 @@ def rounded(value, like):
 def rms_norm(value, weight, eps, n):
     """value / sqrt(mean of value^2 over a row + eps) * weight, in fp32. value: [tile.m, tile.n],
     0 outside of the n columns that there are"""
-    j = tl.arange(0, value.shape[1])
-    gain = tl.load(weight + j, mask=j < n, other=0.0).to(tl.float32)
     scale = tl.rsqrt(tl.sum(value * value, axis=1) / n + eps)
-    return value * scale[:, None] * gain[None, :]
+    return value * scale[:, None] * _row(weight, value, n)

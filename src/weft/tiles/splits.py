@@ -68,11 +68,11 @@ def _range_to(splits, wrong, to):
 def _announce(world, ranges, rows_ready, e, rows, to, is_pull: tl.constexpr):
     """Rank `to` learns which rows are meant for it, or what is wrong with splits, and that this
     channel's piece may be read."""
-    entry = move.word_of(ranges, 2 * wl.rank(world))
+    entry = move.signal_of(ranges, 2 * wl.rank(world))
     if is_pull:
         wl.put(world, entry, rows.first, to=to)
     wl.put(world, entry + tl.num_programs(0), rows.count, to=to)
-    word = move.word_of(rows_ready, wl.rank(world))
+    word = move.signal_of(rows_ready, wl.rank(world))
     wl.notify(world, word, e, to=to, op=wl.SignalOp.SET)
 
 
@@ -82,8 +82,8 @@ def _range_from(world, ranges, rows_ready, e, source, is_pull: tl.constexpr):
 
     Pushed rows lie where the source puts them: their `first` is 0.
     """
-    wl.wait(move.word_of(rows_ready, source), e, world=world)  # pairs with _announce
-    entry = move.word_of(ranges, 2 * source)
+    wl.wait(move.signal_of(rows_ready, source), e, world=world)  # pairs with _announce
+    entry = move.signal_of(ranges, 2 * source)
     first = tl.cast(0, tl.int64)
     if is_pull:
         first = tl.load(entry)

@@ -15,7 +15,7 @@ import triton
 
 
 class At(NamedTuple):
-    """A tile. An order of one's own may give a record with more fields behind these two."""
+    """A tile; records of orders may have more fields behind these two."""
 
     i_m: Any
     i_n: Any
@@ -36,8 +36,7 @@ def rotated(i, num_m, num_n, args):
     """From row of tiles `first`, around to the one before it. args: (group_m, first, head)
 
     With `first_to_gather` this is the gather form: own tiles first, then those of the next rank,
-    and so on, in the order in which they arrive. With `first_to_scatter` it is the scatter form:
-    the next rank's tiles first, own tiles last. No group reaches over the first `head` rows of
+    and so on, in the order in which they arrive. No group reaches over the first `head` rows of
     tiles, 1 to num_m: own rows in the gather form, which need not wait for others.
     """
     group_m = args[0]
@@ -63,12 +62,3 @@ def first_to_gather(first_row, end_row, tile_m, num_m):
     holds = first_row // tile_m
     is_inside = min(max(end_row - begins * tile_m, 0), 1)
     return (begins * is_inside + holds * (1 - is_inside)) % num_m
-
-
-@triton.jit
-def first_to_scatter(end_row, tile_m, m):
-    """The row of tiles to begin with where, of m rows, those up to end_row - 1 shall come last.
-
-    The one that holds the next row; after the last row that is row 0.
-    """
-    return end_row // tile_m * min(m - end_row, 1)

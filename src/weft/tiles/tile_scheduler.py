@@ -27,7 +27,7 @@ MAX_PARTS = tl.constexpr(4)
 MIN_STEPS = tl.constexpr(8)
 
 
-class Cut(NamedTuple):
+class Waves(NamedTuple):
     """How tiles are dealt out: `early` of them to `first_wave` programs each, as a round of its
     own; then `whole` to one each, then `shared` to `parts`."""
 
@@ -44,7 +44,7 @@ class Cut(NamedTuple):
 class Unit(NamedTuple):
     """Steps begin .. end - 1 of k of the order's tile `tile`, which `parts` programs share.
 
-    `place` is where this part's sums lie, of `partial_words` / 2 places; part p's lie `p * apart`
+    `place` is where this part's sums lie, of `partial_flags` / 2 places; part p's lie `p * apart`
     behind part 0's.
     """
 
@@ -58,8 +58,8 @@ class Unit(NamedTuple):
 
 
 @triton.jit
-def cut(num_m, n, k, tile_n, tile_k, num_programs, early=0, first_wave=1):
-    """The Cut of a product among so many programs; `early * first_wave` are no more than those.
+def split_waves(num_m, n, k, tile_n, tile_k, num_programs, early=0, first_wave=1):
+    """The Waves of a product among so many programs; `early * first_wave` are no more than those.
 
     With one part to a tile no tile is early.
     """
@@ -70,62 +70,64 @@ def cut(num_m, n, k, tile_n, tile_k, num_programs, early=0, first_wave=1):
     left = rest % num_programs
     parts = min(num_programs // max(left, 1), MAX_PARTS, max(num_k // MIN_STEPS, 1))
     shared = left * min(parts - 1, 1)
-    return Cut(num_m, num_n, num_k, early, first_wave, rest - shared, shared, parts)
+    return Waves(num_m, num_n, num_k, early, first_wave, rest - shared, shared, parts)
 
 
 @triton.jit
-def first_unit(program, dealt, step):
+def first_unit(program, waves, step):
     """Where a program begins: behind the early round, if it has no part of an early tile."""
-    is_idle = min(program // max(dealt.early * dealt.first_wave, 1), 1)
-    return program + min(dealt.early, 1) * is_idle * step
+    is_idle = min(program // max(waves.early * waves.first_wave, 1), 1)
+    return program + min(waves.early, 1) * is_idle * step
 
 
 @triton.jit
-def end_unit(dealt, step):
-    return min(dealt.early, 1) * step + dealt.whole + dealt.shared * dealt.parts
+def end_unit(waves, step):
+    return min(waves.early, 1) * step + waves.whole + waves.shared * waves.parts
 
 
 @triton.jit
-def unit_of(unit, dealt, step):
+def unit_of(unit, waves, step):
     """Unit number `unit`, which is program unit % step's. Returns a Unit."""
     # Early tiles have a round of their own, however few programs have a part of them.
-    behind = unit - min(dealt.early, 1) * step
-    tile = dealt.early + behind
+    behind = unit - min(waves.early, 1) * step
+    tile = waves.early + behind
     part = 0
     parts = 1
     place = unit % step
-    apart = dealt.shared
+    apart = waves.shared
     if behind < 0:
-        tile = unit % max(dealt.early, 1)
-        part = unit // max(dealt.early, 1)
-        parts = dealt.first_wave
+        tile = unit % max(waves.early, 1)
+        part = unit // max(waves.early, 1)
+        parts = waves.first_wave
         place += step
-        apart = dealt.early
-    elif behind >= dealt.whole:
-        tile = dealt.early + dealt.whole + (behind - dealt.whole) % dealt.shared
-        part = (behind - dealt.whole) // dealt.shared
-        parts = dealt.parts
-    begin = part * dealt.num_k // parts
-    end = (part + 1) * dealt.num_k // parts
+        apart = waves.early
+    elif behind >= waves.whole:
+        tile = waves.early + waves.whole + (behind - waves.whole) % waves.shared
+        part = (behind - waves.whole) // waves.shared
+        parts = waves.parts
+    begin = part * waves.num_k // parts
+    end = (part + 1) * waves.num_k // parts
     return Unit(tile, begin, end, part, parts, place, apart)
 
 
-def deal(
+def waves_of(
     m: int, n: int, k: int, blocking: Blocking, num_programs: int, early: int = 0,
     first_wave: int = 1,
-) -> Cut:  # fmt: skip
-    """The same as `cut`, on the host."""
+) -> Waves:  # fmt: skip
+    """The same as `split_waves`, on the host."""
     num_m = (m + blocking.tile_m - 1) // blocking.tile_m
-    dealt = cut.fn(num_m, n, k, blocking.tile_n, blocking.tile_k, num_programs, early, first_wave)
+    waves = split_waves.fn(
+        num_m, n, k, blocking.tile_n, blocking.tile_k, num_programs, early, first_wave
+    )
     # Of Python integers and Triton's constants, Triton makes constants.
-    return Cut(*[getattr(number, "value", number) for number in dealt])
+    return Waves(*[getattr(number, "value", number) for number in waves])
 
 
-def units(program: int, dealt: Cut, num_programs: int) -> list[Unit]:
+def units(program: int, waves: Waves, num_programs: int) -> list[Unit]:
     """A program's units in their order."""
-    first = first_unit.fn(program, dealt, num_programs)
-    numbers = range(first, end_unit.fn(dealt, num_programs), num_programs)
-    return [unit_of.fn(unit, dealt, num_programs) for unit in numbers]
+    first = first_unit.fn(program, waves, num_programs)
+    numbers = range(first, end_unit.fn(waves, num_programs), num_programs)
+    return [unit_of.fn(unit, waves, num_programs) for unit in numbers]
 
 
 def first_wave_of(num_tiles: int, num_k: int, num_programs: int) -> int:
@@ -140,6 +142,6 @@ def partial_elements(tile_m: int, tile_n: int, num_programs: int, first_wave: in
     return num_programs * tile_m * tile_n * min(first_wave, 2)
 
 
-def partial_words(num_programs: int, first_wave: int = 1) -> int:
+def partial_flags(num_programs: int, first_wave: int = 1) -> int:
     """How many words say that sums are there: one for each half of a place."""
     return 2 * num_programs * min(first_wave, 2)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -56,9 +55,6 @@ def bench(
             "--variants",
         ),
     ] = "",
-    peers: Annotated[
-        str, options.option("FOLDER", "variants of other projects, NAME.py each")
-    ] = "",
     rounds: Annotated[int, options.option("N", "interleaved rounds, at least 7")] = 9,
     seconds: Annotated[float | None, options.option("S", "begin no point after S seconds")] = None,
     output: Annotated[
@@ -77,7 +73,6 @@ def bench(
 ) -> int:
     """Time operators and programs on this machine's GPUs, beside cuBLAS, NCCL and torch."""
     from weft.tune.bench import Plan
-    from weft.tune.peers import peers_of
     from weft.tune.protocol import MIN_ROUNDS
     from weft.tune.results import Results
     from weft.tune.supervision import start_on_gpus, supervised
@@ -85,8 +80,6 @@ def bench(
     cards = [find_op(name) for name in ops]
     if rounds < MIN_ROUNDS:
         raise UsageError(f"--rounds {rounds}: a median takes at least {MIN_ROUNDS}")
-    for card in cards:
-        peers_of(card.name, peers)  # what is wrong with them is said before anything is started
     num_ranks = find_gpus(ranks)
     points = tuple(
         point
@@ -97,7 +90,6 @@ def bench(
         with_modes(points, modes),
         num_ranks,
         tuple(filter(None, named.split(","))),
-        str(Path(peers).resolve()) if peers else "",
         rounds,
         time.time() + seconds if seconds else float("inf"),
     )

@@ -98,7 +98,7 @@ def registers(target: Target, code: bytes, assembly: str) -> int | None:
         counts = re.findall(r"\.vgpr_count:\s+(\d+)", assembly)
         return max(map(int, counts)) if counts else None
     if target.backend == "cuda":
-        counts = re.findall(r"REG:(\d+)", _cuobjdump("-res-usage", code))
+        counts = re.findall(r"REG:(\d+)", _resources(code))
         return max(map(int, counts)) if counts else None
     return None
 
@@ -108,14 +108,14 @@ def stack_bytes(target: Target, code: bytes, assembly: str) -> int | None:
     if target.backend == "hip":
         found = re.findall(r"\.private_segment_fixed_size:\s+(\d+)", assembly)
     elif target.backend == "cuda":
-        found = re.findall(r"STACK:(\d+)", _cuobjdump("-res-usage", code))
+        found = re.findall(r"STACK:(\d+)", _resources(code))
     else:
         found = []
     return max(map(int, found)) if found else None
 
 
-def _cuobjdump(option: str, cubin: bytes) -> str:
-    """What the disassembler in Triton's wheel says of `cubin`; empty where it is missing."""
+def _resources(cubin: bytes) -> str:
+    """What cuobjdump, which is in Triton's wheel, says that `cubin` takes; empty without it."""
     from triton import knobs
 
     tool = knobs.nvidia.cuobjdump
@@ -124,4 +124,5 @@ def _cuobjdump(option: str, cubin: bytes) -> str:
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
         file.flush()
-        return subprocess.run([tool.path, option, file.name], capture_output=True, text=True).stdout
+        command = [tool.path, "-res-usage", file.name]
+        return subprocess.run(command, capture_output=True, text=True).stdout

@@ -16,8 +16,6 @@ from weft.base.card import Op
 from weft.base.counts import counted
 from weft.base.dtypes import tolerance
 from weft.base.errors import ShapeError
-from weft.base.report import Report
-from weft.base.target import TARGETS
 from weft.tools.words import shape_text
 
 REPLAYS = 3
@@ -240,23 +238,6 @@ def check_emulated(work: Work, *, seed: int = 0) -> list[Step]:
 def check_on_gpus(work: Work, *, seed: int = 0) -> list[Step]:
     """Every way of calling the operator, one process and one GPU for each rank."""
     return judge(work, run_on_gpus(work, seed), seed)
-
-
-def one_schedule(work: Work, seed: int, rewrite: Any = None) -> Report:
-    """One eager call under the schedule of `seed`; the report of what the emulator found.
-
-    Seeds take the operator's configurations in turn, so that a few of them cover all.
-    """
-    import weft
-
-    configs = list(work.op.candidates(work.problem(), TARGETS["emu"]))
-    config = configs[seed % len(configs)] if configs else None
-    with weft.emulated(
-        ranks=work.num_ranks, nodes=work.nodes or 1, seed=seed, collect=True, rewrite=rewrite
-    ) as session:
-        session.run(partial(call_once, work, config))
-    session.report.op = work.op.name
-    return session.report
 
 
 def judge(work: Work, outputs: Sequence[Sequence[tuple[str, Any]]], seed: int) -> list[Step]:

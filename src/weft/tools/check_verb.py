@@ -50,10 +50,6 @@ def check(
     target: options.Targets = DEFAULT_TARGETS,
     ranks: options.Ranks = None,
     nodes: options.Nodes = "1",
-    signature: kernels.Signature = "",
-    constexpr: kernels.Constants = None,
-    num_warps: kernels.NumWarps = None,
-    num_stages: kernels.NumStages = None,
     shape: options.Shape = "",
     dtype: options.Dtype = kernels.DEFAULT_DTYPE,
     seed: options.Seed = 0,
@@ -67,10 +63,7 @@ def check(
     load that a wait guards is above it, stores are complete before a signal.
     """
     targets = parse_targets(target)
-    found = kernels.find_kernels(
-        context, subject, ranks, nodes, shape, dtype, signature, constexpr,
-        {"num_warps": num_warps, "num_stages": num_stages}, seed, num_sms,
-    )  # fmt: skip
+    found = kernels.find_kernels(context, subject, ranks, nodes, shape, dtype, seed, num_sms)
     work = [(one, where) for where in targets for one in found.of(where)]
     checked = []
     with console.bar(f"{subject}: checking", len(work)) as bar:
@@ -133,7 +126,9 @@ def verdict(one: Checked) -> str:
     if one.report is None:
         return "does not compile"
     if one.ok:
-        return "as written"
+        return (
+            "as written" if "ptx" in one.report.waits else "as written in TTGIR, not read further"
+        )
     return ", ".join(dict.fromkeys(finding.kind for finding in one.report.findings))
 
 

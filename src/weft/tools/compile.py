@@ -12,8 +12,9 @@ from typing import Annotated, Any
 import typer
 
 from weft.base.errors import UsageError
-from weft.base.records import PLAN_FORMAT
+from weft.base.records import PLAN_FORMAT, plan_digest
 from weft.base.target import Target
+from weft.manycore.record import is_manycore
 from weft.tools import console, kernels, options
 from weft.tools.binaries import Binary, build
 from weft.tools.kernels import Kernels, Specialised
@@ -28,10 +29,6 @@ def compile_kernels(
     nodes: options.Nodes = "1",
     shape: options.Shape = "",
     dtype: options.Dtype = kernels.DEFAULT_DTYPE,
-    signature: kernels.Signature = "",
-    constexpr: kernels.Constants = None,
-    num_warps: kernels.NumWarps = None,
-    num_stages: kernels.NumStages = None,
     output: Annotated[
         str,
         options.option(
@@ -46,13 +43,14 @@ def compile_kernels(
     program. The check reads TTGIR and assembly: no wait is lost, no load that a wait guards is
     above it.
     """
-    targets = parse_targets(target)
     if output:
         make_folder(output)
-    found = kernels.find_kernels(
-        context, subject, ranks, nodes, shape, dtype, signature, constexpr,
-        {"num_warps": num_warps, "num_stages": num_stages},
-    )  # fmt: skip
+    if is_manycore(target):
+        from weft.tools import many_cores
+
+        return many_cores.compile_to(subject, ranks, nodes, shape, "", target, output, json)
+    targets = parse_targets(target)
+    found = kernels.find_kernels(context, subject, ranks, nodes, shape, dtype)
     binaries, complaints = [], []
     with console.bar("compiling", len(targets)) as bar:
         for one in targets:
@@ -110,7 +108,8 @@ def write(binaries: list[Binary], output: str, op: str) -> None:
     """The binaries with a plan beside them that says how each is launched."""
     folder = Path(output)
     kernels = [binary.write(folder) for binary in binaries]
-    plan = {"format": PLAN_FORMAT, "op": op, "kernels": kernels}
+    digest = plan_digest(kernels)
+    plan = {"format": PLAN_FORMAT, "op": op, "kernels": kernels, "sha256": digest}
     text = json_text.dumps(plan, indent=2, default=str)
     (folder / "plan.json").write_text(text + "\n")
 

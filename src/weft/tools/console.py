@@ -57,41 +57,25 @@ def print_table(rows: list[tuple[str, ...]], *header: str) -> None:
 def patience(what: str) -> Iterator[None]:
     """While this is open, a run that takes long says on stderr that it lives.
 
-    On a terminal once, with who runs where if the emulator runs: bars show the rest. Elsewhere
-    every `LIFE_S` seconds, with what is being done and how far it is. Nothing is loaded for this.
+    Where there is no terminal, whose bars show it: every `LIFE_S` seconds, with what is being done
+    and how far it is.
     """
-    over = threading.Event()
+    if sys.stderr.isatty():
+        yield
+        return
+    over, began = threading.Event(), time.monotonic()
 
     def watch() -> None:
-        if not sys.stderr.isatty():
-            began = time.monotonic()
-            while not over.wait(LIFE_S):
-                _say(_sign_of_life(what, time.monotonic() - began))
-            return
-        while not over.wait(1.0):
-            if emulator := sys.modules.get("weft.emulator.whereabouts"):
-                emulator.Watchman(_say).look(over)
-                return
+        while not over.wait(LIFE_S):
+            words = [f"{what}: {time.monotonic() - began:.0f} s"]
+            words += [f"{one.what} {one.done} of {one.total}" for one in _bars[-1:]]
+            notes().print(f"[yellow]weft:[/] {escape('; '.join(words))}")
 
     threading.Thread(target=watch, name="weft-patience", daemon=True).start()
     try:
         yield
     finally:
         over.set()
-
-
-def _sign_of_life(what: str, seconds: float) -> str:
-    """What is being done, since when, how far it is, and where the emulator is."""
-    words = [f"{what}: {seconds:.0f} s"]
-    words += [f"{one.what} {one.done} of {one.total}" for one in _bars[-1:]]
-    emulator = sys.modules.get("weft.emulator.whereabouts")
-    for run in emulator.RUNS[-1:] if emulator else ():
-        words.append(emulator.whereabouts(run.scheduler))
-    return "; ".join(words)
-
-
-def _say(message: str) -> None:
-    notes().print(f"[yellow]weft:[/] {escape(message)}")
 
 
 class Bar:

@@ -14,32 +14,37 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich.rule import Rule
+from rich.syntax import Syntax
 
-from weft.base.card import Op
 from weft.base.dtypes import FLOATS
 from weft.base.report import DEADLOCK_KINDS, Finding, Report
 from weft.base.target import parse_target
 from weft.tools import console, options
-from weft.tools.check import Work, check_emulated, one_schedule
+from weft.tools.check import Work
 from weft.tools.compile import compile_for, show_kernels
 from weft.tools.kernels import of_operator
 from weft.tools.programs import find_op
-from weft.tools.words import shape_text
+from weft.tools.run import run
+from weft.tools.subjects import OpSubject, subjects_of_op
+from weft.tools.verify import run_schedules
 
 if TYPE_CHECKING:
     from weft.verify.mutants.records import Line
 
+OPERATOR = "ag_gemm"
 RANKS = 4
 SCHEDULES = 25
 TARGETS = ("cuda:90", "hip:gfx942")
 
 # Llama-3 70B's QKV projection (n 2560, k 8192 on each of four ranks) and 997 rows to a rank,
 # all an eighth or sixteenth of it: nothing divides by a tile, and the last shard is short.
-SHAPE = {"m": 499, "n": 160, "k": 512}
+SHAPE = "m=499,n=160,k=512"
 SMALL = {"m": 99, "n": 40, "k": 64}
-
-
-OPERATOR = "ag_gemm"
+# What is taken out, and what it is there for.
+BROKEN = {
+    "wait": "Each tile waits for the rows that it reads. Not any more:",
+    "notify": "Each chunk of rows is announced. Not any more:",
+}
 
 
 def demo(json: options.AsJson = False) -> int:
@@ -60,17 +65,26 @@ def shown() -> bool:
     """Every chapter; did all go as it should?"""
     out = console.results()
     start = time.perf_counter()
-    out.print()
     out.print(
-        "[bold]weft[/]: AG+GEMM, an all-gather and a matrix multiplication in one kernel,\n"
+        "\n[bold]weft[/]: AG+GEMM, an all-gather and a matrix multiplication in one kernel,\n"
         f"on {RANKS} ranks that this machine does not have."
     )
-    card = find_op(OPERATOR)
-    good = answers(card)
-    good &= verdict(card)
-    good &= broken(card, 3, "wait", "Each tile waits for the rows that it reads. Not any more:")
-    good &= broken(card, 4, "notify", "Each chunk of rows is announced. Not any more:")
-    good &= binaries(card)
+    subjects = subjects_of_op(Work(find_op(OPERATOR), RANKS, SMALL, "float32"))
+    with chapter("1. Is the answer right?"):
+        good = not any(
+            run(OPERATOR, RANKS, target="emu", shape=SHAPE, dtype=dtype) for dtype in FLOATS
+        )
+        out.print(
+            "Triton's own front end lowered the kernels; numpy ran them, all ranks at once, with\n"
+            "every access checked for races, bounds, scopes and unwritten memory."
+        )
+    with chapter(f"2. Is it right whatever runs first? {SCHEDULES} schedules"):
+        good &= not run_schedules([*subjects], range(SCHEDULES), "", False)
+    for number, (primitive, story) in enumerate(BROKEN.items(), 3):
+        with chapter(f"{number}. The same kernel with one {primitive} taken out"):
+            good &= broken(subjects, primitive, story)
+    with chapter("5. The same source for GPUs"):
+        good &= binaries()
     what_next(time.perf_counter() - start)
     if not good:
         console.notes().print("[bold red]weft: the demo did not go as it should; see above[/]")
@@ -87,72 +101,23 @@ def chapter(title: str) -> Iterator[None]:
     out.print(f"[dim]{time.perf_counter() - start:.1f} s[/]")
 
 
-def answers(card: Op) -> bool:
-    """Every dtype at a ragged shape, called in every way, against the reference."""
-    good, rows = True, []
-    with chapter("1. Is the answer right?"):
-        for dtype in FLOATS:
-            work = Work(card, RANKS, SHAPE, dtype)
-            steps = check_emulated(work)
-            worst = max(step.rel_err for step in steps)
-            right = all(step.ok for step in steps)
-            good &= right
-            verdict = "[green]right[/]" if right else "[red]wrong[/]"
-            rows.append(
-                (dtype, shape_text(SHAPE), f"{worst:.1e}", f"{work.tolerance():.1e}", verdict)
-            )
-        console.print_table(rows, "dtype", "shape", "rel err", "allowed", "")
-        console.results().print(
-            "Called eagerly, recorded and replayed three times, at another shape, eagerly again.\n"
-            "Triton's own front end lowered the kernels; numpy ran them, all ranks at once, with\n"
-            "every access checked for races, bounds, scopes and unwritten memory."
-        )
-    return good
-
-
-def verdict(card: Op) -> bool:
-    """Many schedules, one report."""
-    from weft.verify.schedules import explore
-
-    with chapter(f"2. Is it right whatever runs first? {SCHEDULES} schedules"):
-        work = Work(card, RANKS, SMALL, "float32")
-        with console.bar("schedules", SCHEDULES) as bar:
-            report = explore(
-                lambda seed: one_schedule(work, seed),
-                range(SCHEDULES),
-                on_schedule=lambda _: bar.advance(),
-            )
-        console.results().print(
-            f"{report.schedules} schedules of {shape_text(SMALL)}: "
-            f"{len(report.races)} races, {len(report.deadlocks)} deadlocks, "
-            f"{len(report.others)} other findings"
-        )
-        if not report.ok:
-            console.results().print(str(report), markup=False)
-    return report.ok
-
-
-def broken(card: Op, number: int, primitive: str, story: str) -> bool:
+def broken(subjects: list[OpSubject], primitive: str, story: str) -> bool:
     """The operator without one such call; is it missed?"""
-    from rich.syntax import Syntax
-
     out = console.results()
-    with chapter(f"{number}. The same kernel with one {primitive} taken out"):
-        report, line = without(card, primitive)
-        out.print(story)
-        out.print(
-            Syntax(
-                "".join(linecache.getlines(line.file)[line.number - 3 : line.number + 2]),
-                "python", line_numbers=True, start_line=line.number - 2,
-                highlight_lines={line.number}, background_color="default",
-            )
-        )  # fmt: skip
-        if report.ok:
-            out.print("[bold red]nothing was found[/]")
-        else:
-            out.print(f"[bold red]found[/] under schedule {report.schedules - 1}:")
-            text = textwrap.indent(finding_text(report.findings[0]), "  ")
-            out.print(text, markup=False)
+    report, line = without(subjects, primitive)
+    out.print(story)
+    out.print(
+        Syntax(
+            "".join(linecache.getlines(line.file)[line.number - 3 : line.number + 2]),
+            "python", line_numbers=True, start_line=line.number - 2,
+            highlight_lines={line.number}, background_color="default",
+        )
+    )  # fmt: skip
+    if report.ok:
+        out.print("[bold red]nothing was found[/]")
+    else:
+        out.print(f"[bold red]found[/] under schedule {report.schedules - 1}:")
+        out.print(textwrap.indent(finding_text(report.findings[0]), "  "), markup=False)
     return not report.ok
 
 
@@ -164,14 +129,13 @@ def finding_text(finding: Finding) -> str:
     return text.replace(f"{Path.cwd()}/", "")
 
 
-def without(card: Op, primitive: str) -> tuple[Report, Line]:
+def without(subjects: list[OpSubject], primitive: str) -> tuple[Report, Line]:
     """What the first schedule to find it says of the kernel without one such call of its hooks, and
     where that call stands."""
     from weft.verify.mutants.rewrites import Census, OneMutant
 
-    work = Work(card, RANKS, SMALL, "float32")
     census = Census()
-    one_schedule(work, 0, census)
+    subjects[0].run(rewrite=census)
     dropped = [
         (mutant, line) for mutant in census.mutants
         if (mutant.kind, mutant.site.primitive) == ("drop", primitive)
@@ -180,31 +144,29 @@ def without(card: Op, primitive: str) -> tuple[Report, Line]:
     ]  # fmt: skip
     # That a credit is gone only a second call shows: then another one is taken out.
     for one, seed in product(dropped, range(SCHEDULES)):
-        report = one_schedule(work, seed, OneMutant(one[0]))
+        subject = subjects[seed % len(subjects)]
+        report = subject.run(seed=seed, rewrite=OneMutant(one[0])).report
         report.schedules = seed + 1
         if not report.ok:
             break
     return report, one[1]
 
 
-def binaries(card: Op) -> bool:
+def binaries() -> bool:
     """The kernels compiled for GPUs that are not here, and read back."""
-    with chapter("5. The same source for GPUs"):
-        problem = card.make_problem(RANKS, {"m": 4096, "n": 2560, "k": 8192}, "bfloat16")
-        kernels, complaints = [], []
-        for target in map(parse_target, TARGETS):
-            built, found = compile_for(of_operator(card, problem), target)
-            complaints += found
-            kernels += [one.to_json() for one in built]
-        show_kernels(kernels)
-        out = console.results()
-        if complaints:
-            out.print("\n".join(complaints), markup=False)
-        else:
-            out.print(
-                "Checked after compilation: no wait lost, no guarded load before its wait,\n"
-                "stores complete before each release."
-            )
+    card = find_op(OPERATOR)
+    problem = card.make_problem(RANKS, {"m": 4096, "n": 2560, "k": 8192}, "bfloat16")
+    kernels, complaints = [], []
+    for target in map(parse_target, TARGETS):
+        built, found = compile_for(of_operator(card, problem), target)
+        complaints += found
+        kernels += [one.to_json() for one in built]
+    show_kernels(kernels)
+    as_written = (
+        "Checked after compilation: no wait lost, no guarded load before its wait,\n"
+        "stores complete before each release."
+    )
+    console.results().print("\n".join(complaints) or as_written, markup=False)
     return not complaints
 
 

@@ -26,6 +26,7 @@ LIBRARIES = {
 # What a machine need not be able to do.
 GPUS = "run on GPUs"
 NODES = "reach GPUs of other nodes"
+MANY_CORES = "run programs for many cores"
 
 
 @dataclass(frozen=True)
@@ -54,7 +55,8 @@ def doctor(json: options.AsJson = False) -> int:
         abilities += [_try(f"compile for {target}", partial(compile_one_kernel, target))
                       for target in TARGETS.values()]  # fmt: skip
         abilities += [cuda(found, links), far_nodes()]
-    essential = [ability for ability in abilities if ability.name not in (GPUS, NODES)]
+    abilities.append(many_cores())
+    essential = [one for one in abilities if one.name not in (GPUS, NODES, MANY_CORES)]
     values = {
         "versions": versions,
         "gpus": found,
@@ -171,6 +173,20 @@ def far_nodes() -> Ability:
     if reason := nvshmem.why_not():
         return Ability(NODES, False, reason, nvshmem.REMEDY)
     return Ability(NODES, True, "through NVSHMEM")
+
+
+def many_cores() -> Ability:
+    """C programs need the host's compiler; their slow tests, its ThreadSanitizer."""
+    from weft.base.errors import UnsupportedError
+    from weft.manycore import build
+
+    try:
+        found = build.find_compiler()
+    except UnsupportedError as error:
+        return Ability(MANY_CORES, False, "no C compiler", str(error).partition("; ")[2])
+    missing = [] if build.has(*build.SANITIZED) else ["without ThreadSanitizer"]
+    missing += [] if build.has(*build.BLAS) else ["without BLAS: plain loops in its place"]
+    return Ability(MANY_CORES, True, ", ".join([f"by {found}", *missing]))
 
 
 def show(values: dict[str, Any]) -> None:

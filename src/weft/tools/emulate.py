@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated, Any, TextIO
+from typing import Annotated, Any, TextIO
 
 import typer
 
@@ -14,9 +13,6 @@ from weft.base.report import Report
 from weft.base.topology import Topology
 from weft.tools import console, options, pictures
 from weft.tools.words import find_script, parse_topology
-
-if TYPE_CHECKING:
-    from weft.emulator.timeline import Timeline
 
 
 def emulate(
@@ -33,14 +29,7 @@ def emulate(
     nodes: options.Nodes = "1",
     seed: Annotated[int, options.option("N", "picks the schedule: same seed, same run", min=0)] = 0,
     num_sms: options.NumSms = 132,
-    timeline: Annotated[
-        str,
-        options.option(
-            "FILE",
-            "also write the run in simulated time: a page (.html) or a Perfetto trace (.json)",
-        ),
-    ] = "",
-    hw: options.Machine = "h200x4",
+    arch: options.Arch = 0,
     html: options.Html = "",
     json: options.AsJson = False,
 ) -> int:
@@ -50,43 +39,23 @@ def emulate(
     arguments follow `--`.
     """
     from weft.emulator.observation import Recorder
-    from weft.tools.schedule import chart_of, writing
-    from weft.tools.timeline import RAN
 
     topology = parse_topology(ranks, nodes)
     path = find_script(script)
     args = context.meta.get("script_args", [])
     said_to = sys.stderr if json else None
-    timelines: list[Timeline] = []
-    writing.check_path(timeline, "--timeline")
     pictures.check_path(html)
     recorder = Recorder()
     report = run_script_once(
-        str(path), args, topology, seed, said_to, num_sms,
-        hardware=hw if timeline else None,
-        at_end=lambda session: timelines.append(session.timeline) if timeline else None,
-        observers=[recorder],
-    )  # fmt: skip
+        str(path), args, topology, seed, said_to, num_sms, arch=arch, observers=[recorder]
+    )
     seen = [pictures.Seen(recorder, report.findings)]
     values = {**report.to_json(), "nodes": topology.num_nodes, "seed": seed}
-    for found in timelines:
-        values["timeline"] = [asdict(line) for line in found.summary()]
-        if writing.is_page(timeline):
-            title = f"{report.op} on {counted(report.ranks, 'rank')}"
-            notes = [RAN.format(seed=seed, hw=hw)]
-            writing.write(timeline, chart_of(found, found.signals), title, notes)
-        else:
-            found.write(timeline)
     if json:
         console.print_json(values)
     else:
         show(report, seed)
         pictures.show(seen)
-        for line in (line for found in timelines for line in found.summary()):
-            console.results().print(str(line), markup=False, highlight=False)
-        if timelines:
-            how = writing.how_to_open(timeline)
-            console.notes().print(f"[dim]simulated time in {timeline}: {how}[/]")
     if html:
         pictures.write(html, seen, report)
     return console.FINE if report.ok else console.PROBLEM

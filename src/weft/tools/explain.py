@@ -3,29 +3,31 @@
 from __future__ import annotations
 
 import importlib
+import textwrap
 from collections.abc import Collection
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from weft.base.counts import counted
 from weft.base.errors import UsageError
+from weft.base.settings import Settings
 from weft.base.target import Target, parse_target
+from weft.manycore.record import is_manycore
 from weft.tools import console, options
 from weft.tools.files import find_program
 from weft.tools.words import is_file, parse_shape, parse_topology, shape_text
 
 if TYPE_CHECKING:
+    from weft.runtime.choices import Choices
     from weft.tools.check import Work
     from weft.tools.explanation import Part, Subject
 
 PARTS = ("choices", "task", "device", "mapping", "times", "core", "launch")
 DEFAULT_SIZE = 4096
 
-OnHeap = Annotated[
-    str,
-    options.option(
-        "NAMES", "inputs that lie on the symmetric heap, where peers can read them, e.g. a"
-    ),
+MODES = ("eager", "recorded")
+Mode = Annotated[
+    str, options.option("MODE", f"how an operator is called, one of {', '.join(MODES)}", "--mode")
 ]
 Show = Annotated[
     str, options.option("PARTS", f"which parts to print, of {','.join(PARTS)} (default: all)")
@@ -39,20 +41,29 @@ def explain(
     shape: options.Shape = "",
     dtype: options.Dtype = "bf16",
     target: Annotated[
-        str, options.option("TARGET", "what it is compiled for, e.g. hip:gfx942", "--target")
+        str,
+        options.option(
+            "TARGET", "what it is compiled for, e.g. hip:gfx942, or manycore", "--target"
+        ),
     ] = "cuda:90",
     hw: options.Machine = "h200x4",
-    on_heap: OnHeap = "",
+    mode: Mode = "eager",
     show: Show = "",
     json: options.AsJson = False,
 ) -> int:
     """Show how a call is planned: the choices with predicted times, each level, the launches."""
+    if is_manycore(target):
+        from weft.tools import many_cores
+
+        return many_cores.explain(subject, ranks, nodes, shape, "", target, json)
     wanted = _parts(show)
+    if mode not in MODES:
+        raise UsageError(f"--mode {mode}: it is one of {', '.join(MODES)}")
     if is_file(subject):
-        parts, values = of_program(subject, ranks, nodes, shape, target, hw, on_heap, wanted)
+        parts, values = of_program(subject, ranks, nodes, shape, target, hw, wanted)
     else:
-        work = options.work_of(subject, ranks, nodes, shape, dtype)
-        parts, values = of_operator(work, target, hw, on_heap, wanted)
+        work = options.work_of(subject, ranks, nodes, shape, dtype, as_in_models=True)
+        parts, values = of_operator(work, target, hw, wanted, mode)
     if json:
         from weft.tools.explanation import as_json
 
@@ -74,26 +85,44 @@ def _parts(words: str) -> tuple[str, ...]:
 
 
 def of_operator(
-    work: Work, target: str, hw: str, on_heap: str, wanted: Collection[str] = PARTS
+    work: Work, target: str, hw: str, wanted: Collection[str] = PARTS, mode: str = "eager"
 ) -> tuple[list[Part], dict]:
-    """What an operator's call would do, as it is written and as the compiler would have it."""
+    """What an operator's call does: the plan that it runs, found by making the call where nothing
+    is launched."""
+    from weft.plan.described import is_by_others
+    from weft.runtime import choices
     from weft.tools.explanation import Part, parts_of
 
     where = parse_target(target)
     problem, card = work.problem(), work.op
     module = importlib.import_module(card.run.__module__)
-    chosen = choice_of(work, where)
+    settings = Settings.from_environment()
+    found = choices.checked(choices.read(settings, where, work.num_ranks))
+    where = choices.probed(where, found)
+    subject = subject_of(work, target, hw, mode == "recorded", found)
+    source = choice_of(work, where, found, mode == "recorded")
+    chosen = source.pop("config")
+    if subject is not None and subject.called and subject.called.schedules:
+        (chosen,) = subject.called.schedules.values()
     fields = dict(vars(chosen))
     message = ", ".join(f"{name}={value}" for name, value in fields.items()) or "one way only"
     ranks = counted(work.num_ranks, "rank")
     call = f"{card.summary}\n{shape_text(work.shape)}, {work.dtype}, {ranks}, {where}"
-    call += f"\na call takes, where nothing was measured: {message}"
-    values = {**options.words_of(work), "target": where.name, "hw": hw, "config": fields}
-    if reason := reason_of(card.name, problem):
+    call += "\n" + textwrap.fill(f"a call takes ({mode}): {message}", 100, subsequent_indent="    ")
+    values = {**options.words_of(work), "target": where.name, "hw": hw, "config": fields,
+              "mode": mode}  # fmt: skip
+    call += f"\n{source['text']}"
+    values["choice"] = source
+    reason = reason_of(card.name, problem)
+    if reason and source["from"] != "measured":
         call += f"\n{reason}"
         values["reason"] = reason
     parts = [Part("call", card.name, call)]
-    subject = subject_of(work, target, hw, on_heap)
+    is_planned = subject is None or _by_tables(problem) or subject.called is not None
+    if is_by_others(chosen) or not is_planned:
+        what = "launches nothing" if problem.is_empty else "calls libraries: nothing is fused"
+        parts[0] = Part("call", card.name, f"{call}\n\nIt {what}.")
+        return parts, values
     if subject is None:
         parts[0] = Part(
             "call", card.name,
@@ -104,27 +133,68 @@ def of_operator(
     return [*parts, *parts_of(subject, wanted)], values
 
 
-def subject_of(work: Work, target: str, hw: str, on_heap: str = "") -> Subject | None:
-    """An operator as a program, with this call; None where it is not one."""
-    from weft.base.hardware import find_hardware
+def subject_of(
+    work: Work, target: str, hw: str, is_recorded: bool = False,
+    measured: Choices | None = None,
+) -> Subject | None:  # fmt: skip
+    """An operator as a program, with the stages of this call's plan; None where it is not one."""
+    from weft.base.machines import find_machine
     from weft.compiler.facts import Facts
+    from weft.plan import described
+    from weft.runtime import choices
     from weft.tools.explanation import Subject
 
-    machine = find_hardware(hw)
+    machine = find_machine(hw)
     if work.op.program is None:
         return None
     nodes = tuple(work.nodes) if len(work.nodes) > 1 else ()
-    sizes, heap = {"m": work.shape["m"]}, frozenset(filter(None, on_heap.split(",")))
-    facts = Facts(sizes, work.num_ranks, parse_target(target), nodes, heap)
-    return Subject(work.op.program(work.problem()), facts, machine)
-
-
-def choice_of(work: Work, target: Target) -> Any:
-    """The configuration that a call takes unmeasured."""
+    where = choices.probed(parse_target(target), measured or {})
+    facts = Facts({"m": work.shape["m"]}, work.num_ranks, where, nodes)
     problem, op = work.problem(), work.op
-    if op.choose:
-        return op.choose(problem, target, False)
-    return next(iter(op.candidates(problem, target)))
+    if _by_tables(problem):
+        return Subject(op.program(problem), facts, machine)
+    called = described.stages_called(op.kernels, problem, facts.target, is_recorded, measured or {})
+    return Subject(op.program(problem), facts, machine, called=called)
+
+
+def _by_tables(problem: Any) -> bool:
+    """Has it a router's tables, which cannot be drawn without memory? Its program has one plan."""
+    return hasattr(problem, "top_k")
+
+
+def choice_of(
+    work: Work, target: Target, found: Choices, is_recorded: bool = False
+) -> dict[str, Any]:
+    """The configuration that a call takes, and where it comes from; of eager and recorded calls
+    that take unlike times, how far these are apart."""
+    from weft.plan.choices import chosen, measured, record_of
+    from weft.plan.described import DescribedWorld
+    from weft.runtime import choices
+
+    problem, op = work.problem(), work.op
+    world = DescribedWorld(work.num_ranks, target, choices=found)
+    both = [chosen(world, op, problem, one) for one in (False, True)]
+    source: dict[str, Any] = {"config": both[is_recorded], "from": "measured"}
+    if measured(world, op, problem, is_recorded) is not None:
+        record = record_of(world, op, problem)
+        us = [record[one]["us"] for one in MODES]
+        source["file"] = record["file"]
+        source["text"] = f"measured on {choices.machine_of(target)}: {record['file']}"
+    else:
+        us = [op.predict(problem, target, one) if op.predict else None for one in both]
+        source["from"] = "rules" if us[is_recorded] is None else "predicted"
+        how = {"rules": "by the operator's rules", "predicted": "predicted to end first"}
+        if target.machine:
+            how["predicted"] += " by what weft machine has read here"
+        source["text"] = f"{how[source['from']]}; not measured here (weft tune)"
+    source["us"] = dict(zip(MODES, us, strict=True))
+    eager, recorded = us
+    if eager and recorded and abs(eager - recorded) > choices.ALIKE * min(eager, recorded):
+        apart = abs(eager - recorded) / min(eager, recorded)
+        unit = "steps" if target.backend == "emu" else "us"
+        times = f"eager calls take {eager:.1f} {unit}, recorded ones {recorded:.1f}"
+        source["text"] += f"\n{times}: {apart:.0%} apart"
+    return source
 
 
 def reason_of(name: str, problem: Any) -> str:
@@ -153,13 +223,13 @@ def _bytes(count: int) -> str:
 
 
 def of_program(
-    words: str, ranks: int | None, nodes: str, shape: str, target: str, hw: str, on_heap: str,
+    words: str, ranks: int | None, nodes: str, shape: str, target: str, hw: str,
     wanted: Collection[str] = PARTS,
 ) -> tuple[list[Part], dict]:  # fmt: skip
     """A program of a user's file, `weft explain model.py:mlp --shape m=4096`."""
     from weft.tools.explanation import Part, parts_of
 
-    subject = subject_in_file(words, ranks, nodes, shape, target, hw, on_heap)
+    subject = subject_in_file(words, ranks, nodes, shape, target, hw)
     facts, name = subject.facts, subject.program.name
     call = f"{shape_text(facts.sizes)}, {counted(facts.num_ranks, 'rank')}, {facts.target}"
     values = {"program": name, "ranks": facts.num_ranks, "shape": dict(facts.sizes),
@@ -168,14 +238,14 @@ def of_program(
 
 
 def subject_in_file(
-    words: str, ranks: int | None, nodes: str, shape: str, target: str, hw: str, on_heap: str = ""
+    words: str, ranks: int | None, nodes: str, shape: str, target: str, hw: str
 ) -> Subject:
     """A user's program with this call; sizes that it leaves open are DEFAULT_SIZE unless given."""
-    from weft.base.hardware import find_hardware
+    from weft.base.machines import find_machine
     from weft.compiler.facts import Facts
     from weft.tools.explanation import Subject
 
-    machine, compiled = find_hardware(hw), find_program(words)
+    machine, compiled = find_machine(hw), find_program(words)
     program = compiled.stages.tasks["trace"]
     topology = parse_topology(ranks, nodes)
     named = {
@@ -184,6 +254,5 @@ def subject_in_file(
     }  # fmt: skip
     sizes = parse_shape(shape, dict.fromkeys(sorted(named), DEFAULT_SIZE))
     domains = topology.sizes if topology.num_nodes > 1 else ()
-    heap = frozenset(filter(None, on_heap.split(",")))
-    facts = Facts(sizes, topology.num_ranks, parse_target(target), domains, heap)
+    facts = Facts(sizes, topology.num_ranks, parse_target(target), domains)
     return Subject(program, facts, machine, compiled)

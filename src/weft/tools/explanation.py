@@ -10,20 +10,20 @@ from typing import Any
 from weft.base.counts import counted
 from weft.base.errors import UnsupportedError
 from weft.base.hardware import Hardware
-from weft.base.schedule import Schedule
+from weft.base.schedule import Schedule, Span
 from weft.compiler import pipeline
 from weft.compiler.compiled import Compiled
 from weft.compiler.cost import choose
-from weft.compiler.cost.plans import PlanAt, predict
+from weft.compiler.cost.plan_at import PlanAt
+from weft.compiler.cost.plans import predict
 from weft.compiler.facts import Facts, Settings
 from weft.compiler.lower import kernels, source
-from weft.compiler.lower.supported import ENGINES
-from weft.compiler.passes.engines import pairs
+from weft.compiler.passes.engines import BY_REQUEST, pairs
 from weft.compiler.passes.place import place
 from weft.ir import core, device, task
 from weft.ir.device import Launch, Plan
 from weft.ir.task import Program
-from weft.tools.schedule.chart import chart_of
+from weft.tools.schedule.chart import chart_of, engine_of
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,8 @@ class Subject:
     """A traced program, and the call of it that is asked about.
 
     With `compiled` it is what that would run, where kernels that are not generated are libraries'.
-    `settings` are what its user has settled, of one that was not compiled.
+    `settings` are what its user has settled, of one that was not compiled. `called` are the stages
+    of the plan that an operator's call runs.
     """
 
     program: Program
@@ -49,9 +50,12 @@ class Subject:
     machine: Hardware
     compiled: Compiled | None = None
     settings: Settings = field(default_factory=Settings)
+    called: pipeline.Stages | None = None
 
     @cached_property
     def stages(self) -> pipeline.Stages:
+        if self.called is not None:
+            return self.called
         if self.compiled is not None:
             return self.compiled.overlapped(self.facts)
         return pipeline.overlap(place(self.program), self.facts, self.settings)
@@ -100,8 +104,8 @@ def choices(subject: Subject) -> Part:
         for way in ways:
             tile = " x ".join(map(str, way.tile)) or "its own tiles"
             is_counted = isinstance(way.chunks, int) and way.chunks
-            words = f", {counted(int(way.chunks), 'word')} a rank" if is_counted else ""
-            if way.engine not in (choose.LIBRARY, *ENGINES[collective.kind]):
+            words = f", {counted(int(way.chunks), 'chunk')} a rank" if is_counted else ""
+            if way.engine in BY_REQUEST:
                 words += "; its kernels are written by hand, none are generated"
             us = f"{way.us:9.1f} us" if way.us is not None else "not measured"
             lines.append(f"  {'*' if way is first else ' '} {us}  {way.engine} in {tile}{words}")
@@ -223,19 +227,22 @@ def times(subject: Subject) -> Part:
     last = max(chart.totals, key=lambda one: one.end_us)
     lines = [f"{chart.end_us:.1f} us in all, by the constants of {subject.machine.name}"]
     engines = []
-    for row in [row for row in chart.rows if row.rank == last.rank]:
-        bars = [bar for lane in row.lanes for bar in lane.bars]
-        count = max(1, len(row.lanes))
+    own: dict[str, list[Span]] = {}
+    for bar in chart.spans:
+        if bar.rank == last.rank:
+            own.setdefault(engine_of(bar.lane), []).append(bar)
+    for engine, bars in own.items():
+        count = len({bar.lane for bar in bars})
         waits, busy = (
             sum(bar.end_us - bar.start_us for bar in bars if (bar.kind == "wait") == is_wait)
             / count for is_wait in (True, False)
         )  # fmt: skip
         begin, end = min(bar.start_us for bar in bars), max(bar.end_us for bar in bars)
-        engines.append({"engine": row.title, "lanes": count, "from_us": begin, "to_us": end,
+        engines.append({"engine": engine, "lanes": count, "from_us": begin, "to_us": end,
                         "busy_us": busy, "waits_us": waits})  # fmt: skip
         many = f" ({count}, each on average)" if count > 1 else ""
         message = f", waits {waits:.1f}" if waits else ""
-        lines.append(f"  {row.title + many:<40} {begin:7.1f} to {end:7.1f}: busy {busy:.1f} us"
+        lines.append(f"  {engine + many:<40} {begin:7.1f} to {end:7.1f}: busy {busy:.1f} us"
                      f"{message}")  # fmt: skip
     if last.moved_us:
         lines.append(f"  of {last.moved_us:.1f} us in which data moves, {last.hidden:.0%} is behind"
@@ -249,6 +256,11 @@ def kernel_parts(subject: Subject) -> Iterator[Part]:
     """Core IR of each kernel, and the call that launches it with its hooks."""
     for launch in subject.plan.of(Launch):
         if launch.template == "move":
+            continue
+        if launch.template == "small":
+            home = "gathered_gemm" if launch.body[0].kind == "all_gather" else "gemm_packets"
+            text = f"the kernel for small m, tiles/{home}.py, which takes no hooks"
+            yield Part("core", f"Core level: {launch.kernel}", text)
             continue
         try:
             kernel = kernels.lower_launch(subject.plan, launch)

@@ -34,8 +34,8 @@ def find_program(words: str) -> Compiled:
     return there[name]
 
 
-def load_file(file: str, wanted: str = "") -> ModuleType:
-    """A user's file, imported for what it defines; as far as it comes, where that is `wanted`.
+def load_file(file: str) -> ModuleType:
+    """A user's file, imported for what it defines.
 
     Raises  UsageError: no such file, or one that cannot be imported
     """
@@ -50,8 +50,6 @@ def load_file(file: str, wanted: str = "") -> ModuleType:
     except PlacementError:
         raise  # it names the line of the program, and what is missing there
     except Exception as error:
-        if wanted in vars(module):
-            return module
         lines = [one.lineno for one in traceback.extract_tb(error.__traceback__)
                  if Path(one.filename) == Path(file)]  # fmt: skip
         line = lines[-1] if lines else getattr(error, "lineno", None) or 1

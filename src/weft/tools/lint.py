@@ -5,14 +5,13 @@ from __future__ import annotations
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.text import Text
 
 from weft.base.counts import counted
 from weft.base.errors import UsageError
 from weft.tools import console, options
 from weft.verify.lint import Result, lint_file, python_files
-from weft.verify.lint.problem import ERROR, Problem
+from weft.verify.lint.rules import RULES
 
 
 def lint(
@@ -51,36 +50,14 @@ def show(results: list[Result]) -> None:
             console.notes().print(Text(f"{result.file}: note: {note}", style="dim"))
     problems = [problem for result in results for problem in result.problems]
     for problem in problems:
-        show_problem(out, problem)
+        out.print(Text.assemble(*problem.parts()))
     kernels = sum(len(result.kernels) for result in results)
     what = f"{counted(len(results), 'file')}, {counted(kernels, 'kernel')}"
     verdict = counted(len(problems), "finding") if problems else "nothing found"
     out.print(Text(f"{what}: {verdict}", style="bold red" if problems else "bold green"))
 
 
-def show_problem(out: Console, problem: Problem) -> None:
-    colour = "bold red" if problem.severity == ERROR else "bold yellow"
-    head = Text.assemble(
-        (f"{problem.place}: ", "bold"), (problem.severity, colour), f": {problem.message} ",
-        (f"[{problem.rule}]", "dim"),
-    )  # fmt: skip
-    out.print(head)
-    source, carets = problem.lines()
-    if source:
-        out.print(Text(f"    {source}"))
-        out.print(Text(f"    {carets}", style=colour))
-    if problem.via:
-        out.print(Text(f"  reached {problem.via}", style="dim"))
-    if problem.remedy:
-        out.print(Text(f"  remedy: {problem.remedy}", style="green"))
-    out.print()
-
-
 def show_rules(json: bool) -> int:
-    from weft.verify.lint.registry import RULES
-    from weft.verify.lint.rules import load_rules
-
-    load_rules()
     if json:
         rows = [
             {"rule": r.name, "severity": r.severity, "summary": r.summary, "remedy": r.remedy}

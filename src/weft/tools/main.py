@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from importlib.metadata import PackageNotFoundError, version
 from typing import Annotated
 
@@ -26,9 +27,16 @@ from weft.tools.demo import demo
 from weft.tools.doctor import doctor
 from weft.tools.emulate import emulate
 from weft.tools.explain import explain
+from weft.tools.generate import generate
 from weft.tools.lint import lint
+from weft.tools.machine import machine
+from weft.tools.make_tiny import make_tiny
+from weft.tools.prepare import prepare
 from weft.tools.run import run
+from weft.tools.serve import serve
+from weft.tools.simulate import simulate
 from weft.tools.timeline import timeline, trace
+from weft.tools.tune import tune
 from weft.tools.verify import verify
 from weft.tools.words import ScriptCommand
 
@@ -62,12 +70,12 @@ EXAMPLES = {
         "weft explain ag_gemm --shape m=8192,n=7168,k=4096",
         "weft explain examples/13_program.py:mlp --show choices,times",
     ),
-    "timeline": (
-        "weft timeline ag_gemm --shape m=8192,n=7168,k=4096 -o plan.html",
-        "weft timeline ag_gemm --run --transport pull -o run.html",
-        "weft timeline ag_gemm --traced --transport pull -o tiles.html",
+    "timeline": ("weft timeline ag_gemm --shape m=8192,n=7168,k=4096 -o plan.json",),
+    "simulate": (
+        "weft simulate examples/llama_mlp.py:mlp --ranks 8,64,512,4096 --shape m=65536",
+        "weft simulate examples/llama_mlp.py:mlp --hw b200x8 --shape m=8192 --grow m -o weak.png",
     ),
-    "trace": ("weft trace ag_gemm -o run.json",),
+    "trace": ("weft trace ag_gemm --transport ce_push -o tiles.json",),
     "bench": (
         "weft bench ag_gemm",
         "weft bench all_gather all_reduce --preset full -o results/",
@@ -76,15 +84,31 @@ EXAMPLES = {
     "check": (
         "weft check neighbour.py --ranks 4",
         "weft check neighbour.py:read_neighbour --target cuda:90 -- --steps 3",
-        "weft check kernels.py:copy --signature '*fp32:16, *fp32:16, i32' --constexpr size=64",
     ),
     "compile": (
         "weft compile ag_gemm --target cuda:90,hip:gfx942 -o build",
         "weft compile neighbour.py --ranks 4 --target cuda:90 -o build",
         "weft compile examples/13_program.py:mlp --target cuda:90",
     ),
+    "prepare": (
+        "weft prepare ag_gemm --shape m=1..16384,n=7168,k=4096 --ranks 4",
+        "weft prepare examples/13_program.py:mlp --shape m=1..4096 --ranks 2 --target cuda:90",
+    ),
+    "generate": (
+        'weft generate --model tiny --prompt "The weft travels" --ranks 2',
+        "weft generate --model tiny --prompt Hello --chat --temperature 0.8 --seed 7",
+    ),
+    "make-tiny": ("weft make-tiny tiny", "weft make-tiny tiny_moe --kind qwen3_moe"),
+    "tune": (
+        "weft tune gemm_rs --shape m=512..8192,n=4096,k=3584",
+        "weft tune ag_gemm --shape m=64,n=32,k=48 --emulated 2",
+    ),
+    "machine": ("weft machine", "weft machine --ranks 2 --json"),
+    "serve": ("weft serve --model tiny --ranks 2 --target emu",),
 }
-OF_OPERATORS = ("run", "verify", "explain", "timeline", "trace", "bench", "check", "compile")
+OF_OPERATORS = (
+    "run", "verify", "explain", "timeline", "trace", "bench", "check", "compile", "prepare", "tune"
+)  # fmt: skip
 
 app = typer.Typer(
     name="weft",
@@ -108,7 +132,7 @@ def weft(
         bool,
         typer.Option(
             "--version", callback=_version, is_eager=True,
-            help="which weft, and which Triton and PyTorch it finds",
+            metavar="", help="which weft, and which Triton and PyTorch it finds",
         ),
     ] = False,
 ) -> None:  # fmt: skip
@@ -135,7 +159,7 @@ def _exiting(name: str, verb: Callable[..., int]) -> Callable[..., None]:
     @functools.wraps(verb)
     def command(*args, **options):
         try:
-            with console.patience(name):
+            with nullcontext() if name in LASTING else console.patience(name):
                 code = verb(*args, **options)
         except KeyboardInterrupt as error:  # Ctrl-C
             what = f"interrupted: {error}" if error.args else "interrupted"
@@ -164,12 +188,21 @@ VERBS: dict[str, tuple[Callable[..., int], type[TyperCommand]]] = {
     "lint": (lint, TyperCommand),
     "explain": (explain, TyperCommand),
     "timeline": (timeline, TyperCommand),
+    "simulate": (simulate, TyperCommand),
     "trace": (trace, TyperCommand),
     "check": (check, ScriptCommand),
     "compile": (compile_kernels, ScriptCommand),
+    "prepare": (prepare, TyperCommand),
+    "tune": (tune, TyperCommand),
+    "machine": (machine, TyperCommand),
     "bench": (bench, TyperCommand),
     "demo": (demo, TyperCommand),
+    "serve": (serve, TyperCommand),
+    "make-tiny": (make_tiny, TyperCommand),
+    "generate": (generate, TyperCommand),
 }
+# Verbs that take as long as they are wanted, and say themselves that they live.
+LASTING = ("serve",)
 for _verb, (_function, _reads) in VERBS.items():
     app.command(_verb, cls=_reads, epilog=_epilog(_verb))(_exiting(_verb, _function))
 

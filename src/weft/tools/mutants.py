@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import io
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 from typing import Any
 
@@ -15,6 +14,7 @@ from weft.compiler.lower import source
 from weft.emulator.observation import Observer, Recorder
 from weft.emulator.rewriting import Rewrite
 from weft.tools.check import Work, one_slot, rel_err
+from weft.tools.subjects import FEW_SMS, HOPPER, NUM_SMS, ScriptSubject, on_hopper
 from weft.verify.laggards import chooser_of
 from weft.verify.mutants import Bounds, MutantReport, ProgramFails, Run, WrongAnswer, search
 from weft.verify.mutants.core_ir import search_core_ir
@@ -24,31 +24,46 @@ Progress = Callable[[int, int], None]
 # Calls of three sizes: what one leaves behind must not pass for the next one's.
 CALLS = (0, 0, 1, 2, 0)
 SMALL = {"block": 32, "tile_m": 16, "tile_n": 16, "tile_k": 16}
+# Columns of 16 bits that TMA takes.
+TMA_COLUMNS = 8
+# On Hopper several tiles of several steps for each of few programs, ragged at their ends (in k only
+# where operands are not several); and of so many steps that the last tile is shared.
+HOPPERS_SIZES = ({"m": 300, "n": 264, "k": 136}, {"m": 150, "n": 264, "k": 192})
+SHARED_K = 1088
+# So many communication CTAs that two share a chunk. Consumers have tiles of up to 128 columns in
+# turns, with an even or an odd number of chunks, and half of each wider one, which has a rest.
+HOPPERS_CONFIG = {"num_stages": 2, "pushers": 2, "tile_n": 128}
+ODD, WIDE = 64, 320
 
 
 def mutants_of_op(
-    work: Work, bounds: Bounds, *, configs: Iterable[Any] | None = None,
-    on_mutant: Progress | None = None,
-) -> MutantReport:  # fmt: skip
-    """Every mutant of the operator of `work`, under each of its configurations.
+    work: Work, bounds: Bounds, *, arch: int = 0, on_mutant: Progress | None = None
+) -> MutantReport:
+    """Every mutant of the operator of `work`, under each of its configurations, also those of
+    Hopper; with `arch` under these alone.
 
     Raises  ProgramFails: the operator itself shows something
     """
-    if configs is None:
-        configs = work.op.candidates(work.problem(), TARGETS["emu"])
+    configs = () if arch else work.op.candidates(work.problem(), TARGETS["emu"])
+    there, ways = on_hopper(work, FEW_SMS)
     runs = [op_run(work, [config] * 3) for config in configs]
+    runs += [op_run(there, [way] * 3, arch=HOPPER) for way in ways]
     return searched(runs, bounds, work.op.name, work.num_ranks, on_mutant)
 
 
 def mutants_in_trials(
-    op: Op, bounds: Bounds, *, transport: str = "", on_mutant: Progress | None = None
-) -> MutantReport:
+    op: Op, bounds: Bounds, *, transport: str = "", dtype: str = "float32", arch: int = 0,
+    on_mutant: Progress | None = None,
+) -> MutantReport:  # fmt: skip
     """Every mutant of an operator in its card's trials; of one transport, or of all.
+
+    Of a `dtype` that Hopper's template takes also what it does there, with `arch` that alone.
 
     Raises  ProgramFails: the operator itself shows something
     """
     subject = f"{op.name} {transport}".strip()
-    runs = list(trial_runs(op, transport))
+    runs = [] if arch else list(trial_runs(op, transport, dtype))
+    runs += runs_on_hopper(op, transport, dtype)
     ranks = max(sum(trial.nodes) for trial in op.trials)
     return searched(runs, bounds, subject, ranks, on_mutant)
 
@@ -112,10 +127,44 @@ def shown_again(error: ProgramFails, subject: str, ranks: int) -> tuple[Recorder
     return recorder, report
 
 
-def trial_runs(op: Op, transport: str = "") -> Iterator[Run]:
+def runs_on_hopper(op: Op, transport: str, dtype: str) -> Iterator[Run]:
+    """What the operator's kernels in Gluon do on two ranks: each way, and tiles of other widths."""
+    work, ways = next(_fitting(op, dtype), (None, ()))
+    cut = [
+        _with_fields(way, HOPPERS_CONFIG)
+        for way in ways
+        if way.transport == (transport or way.transport)
+    ]
+    for config in cut:
+        yield op_run(work, [config] * 3, arch=HOPPER)
+    for config in cut[:1]:
+        shared = replace(work, shape={**work.shape, "k": SHARED_K})
+        wide = replace(config, tile_n=WIDE)
+        yield op_run(work, [replace(config, tile_n=ODD)] * 3, arch=HOPPER)
+        yield op_run(shared, [config] * 3, arch=HOPPER)
+        for one in (work, shared):
+            yield op_run(one, [wide] * 3, arch=HOPPER)
+
+
+def _fitting(op: Op, dtype: str) -> Iterator[tuple[Work, list[Any]]]:
+    """The work and the ways of sizes that Hopper's template takes."""
+    for sizes in HOPPERS_SIZES:
+        shape = {name: sizes.get(name, size) for name, size in op.default_shape.items()}
+        work, ways = on_hopper(Work(op, 2, shape, dtype, (2,)), FEW_SMS)
+        if ways:
+            yield work, ways
+
+
+def _with_fields(config: Any, values: Mapping[str, Any]) -> Any:
+    """The configuration with those of `values` that it has."""
+    known = {field.name for field in fields(config)}
+    return replace(config, **{name: value for name, value in values.items() if name in known})
+
+
+def trial_runs(op: Op, transport: str = "", dtype: str = "float32") -> Iterator[Run]:
     """What `op.trials` ask for, with blocks and tiles so small that there are several."""
     for trial in op.trials:
-        work = Work(op, sum(trial.nodes), trial.shape, "float32", trial.nodes)
+        work = Work(op, sum(trial.nodes), trial.shape, dtype, trial.nodes)
         # What differs in its tiles alone is the same now, and runs once.
         configs = map(in_small_tiles, op.candidates(work.problem(), TARGETS["emu"]))
         for config in dict.fromkeys(configs):
@@ -129,35 +178,36 @@ def trial_runs(op: Op, transport: str = "") -> Iterator[Run]:
 
 
 def in_small_tiles(config: Any) -> Any:
-    known = {field.name for field in fields(config)}
-    return replace(config, **{name: size for name, size in SMALL.items() if name in known})
+    return _with_fields(config, SMALL)
 
 
 def mutants_of_script(
-    path: str, args: Sequence[str], topology: Topology, bounds: Bounds, *,
+    path: str, args: Sequence[str], topology: Topology, bounds: Bounds, *, arch: int = 0,
     on_mutant: Progress | None = None,
 ) -> MutantReport:  # fmt: skip
     """Every mutant of a script.
 
     Raises  ProgramFails: the script itself shows something
     """
-    runs = [script_run(path, args, topology)]
+    runs = [script_run(path, args, topology, arch)]
     return searched(runs, bounds, path, topology.num_ranks, on_mutant)
 
 
 def op_run(
-    work: Work, configs: Sequence[Any], *, on_heap: bool = False, calls: Sequence[int] = CALLS
-) -> Run:
+    work: Work, configs: Sequence[Any], *, on_heap: bool = False, calls: Sequence[int] = CALLS,
+    arch: int = 0,
+) -> Run:  # fmt: skip
     """Calls back to back, with other numbers each, on one slot: only signals keep them apart.
 
     `calls` are of the work itself (0), of about half of it (1), of one row (2); each of these
     sizes has its configuration.
+    On Hopper few programs have several tiles each, so that a block's stages are used again.
     With `on_heap` inputs that are alike on all ranks lie on the symmetric heap, where the next
     call's replace those of the last.
     """
     import weft
 
-    sizes = (work, smaller(work), smallest(work))
+    sizes = (work, smaller(work, _columns(configs[1], arch)), smallest(work))
     works = [sizes[which] for which in calls]
     problems = [one.problem() for one in works]
     expected = [one.reference(seed) for seed, one in enumerate(works)]
@@ -180,17 +230,25 @@ def op_run(
         world.close()
 
     def run(seed: int, rewrite: Any, observers: Sequence[Observer] = ()) -> Report:
-        with one_slot():
-            with weft.emulated(
-                work.num_ranks, work.nodes or 1, seed, collect=True, rewrite=rewrite,
-                chooser=chooser_of(seed), observers=observers, name=work.op.name,
-            ) as session:  # fmt: skip
-                session.run(main)
+        with one_slot(), weft.emulated(
+            work.num_ranks, work.nodes or 1, seed, FEW_SMS if arch else NUM_SMS, collect=True,
+            arch=arch, rewrite=rewrite, chooser=chooser_of(seed), observers=observers,
+            name=work.op.name,
+        ) as session:  # fmt: skip
+            session.run(main)
         return session.report
 
     nodes = "+".join(map(str, work.nodes or (work.num_ranks,)))
     place = ", inputs on the heap" if on_heap else ""
+    if arch:
+        place += f", Hopper's tiles of {getattr(configs[0], 'tile_n', 'all')} columns"
     return Run(f"{getattr(configs[0], 'transport', 'default')} on {nodes}{place}", run)
+
+
+def _columns(config: Any, arch: int) -> int:
+    """Of which a size must be a multiple: chunks of whole tiles, or what TMA takes."""
+    chunks = getattr(config, "chunks", 1)
+    return chunks * config.tile_n if chunks > 1 else TMA_COLUMNS if arch else 1
 
 
 def alike(work: Work) -> list[str]:
@@ -199,9 +257,11 @@ def alike(work: Work) -> list[str]:
     return [name for name in everyone[0] if len({one[name].shape for one in everyone}) == 1]
 
 
-def smaller(work: Work) -> Work:
-    """The same with about half the rows and half the columns."""
+def smaller(work: Work, even: int = 1) -> Work:
+    """The same with about half the rows and half the columns, these a multiple of `even`."""
     sizes = {name: work.shape[name] // 2 + 1 for name in ("m", "n") if work.shape.get(name)}
+    if "n" in sizes:
+        sizes["n"] += -sizes["n"] % even
     return replace(work, shape={**work.shape, **sizes})
 
 
@@ -211,15 +271,12 @@ def smallest(work: Work) -> Work:
     return replace(work, shape={**work.shape, **rows})
 
 
-def script_run(path: str, args: Sequence[str], topology: Topology) -> Run:
-    """The script as it is; what it says is not shown."""
-    from weft.tools.emulate import run_script_once
+def script_run(path: str, args: Sequence[str], topology: Topology, arch: int = 0) -> Run:
+    """The script as it is, on one slot; what it says is not shown."""
+    script = ScriptSubject(path, args, topology, slots=1, arch=arch)
 
     def run(seed: int, rewrite: Any, observers: Sequence[Observer] = ()) -> Report:
-        with one_slot():
-            return run_script_once(
-                path, list(args), topology, seed, said_to=io.StringIO(), rewrite=rewrite,
-                chooser=chooser_of(seed), observers=observers,
-            )  # fmt: skip
+        chooser = chooser_of(seed)
+        return script.run(chooser, seed=seed, rewrite=rewrite, observers=observers).report
 
     return Run("+".join(map(str, topology.sizes)), run)

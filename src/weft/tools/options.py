@@ -13,6 +13,7 @@ from weft.ops import names
 from weft.tools.check import Work
 from weft.tools.programs import find_op
 from weft.tools.words import op_dtype, parse_shape, parse_topology
+from weft.tune import presets
 
 
 def option(metavar: str, text: str, *names: str, **more: Any) -> Any:
@@ -64,13 +65,23 @@ Targets = Annotated[
     str,
     option(
         "TARGETS",
-        "some of cuda:80,cuda:90,cuda:100,hip:gfx942,hip:gfx950",
+        "some of cuda:80,cuda:90,cuda:100,hip:gfx942,hip:gfx950; or manycore",
         "--target",
         autocompletion=complete_target,
     ),
 ]
 Ranks = Annotated[
     int | None, option("N", "number of ranks (default: 4, or the sum of the sizes in --nodes)")
+]
+RanksAnywhere = Annotated[
+    int | None,
+    option("N", "number of ranks (default: one for each GPU; emulated 4, or as --nodes says)"),
+]
+Where = Annotated[
+    str,
+    option(
+        "auto|cuda|emu", "where to run; auto takes GPUs where there are enough, else the emulator"
+    ),
 ]
 Nodes = Annotated[
     str,
@@ -86,6 +97,14 @@ Shape = Annotated[
         " defaults",
     ),
 ]
+Ranges = Annotated[
+    str,
+    option(
+        "m=A..B,n=..,k=..",
+        "the sizes of calls: m is global, n and k are per rank; A..B is all from A to B",
+        "--shape",
+    ),
+]
 Dtype = Annotated[
     # Named, since typer 0.27.0 makes a name of a metavar that is the parameter's in capitals.
     str, option("DTYPE", "bf16, fp16, fp32, or a dtype's name in torch", "--dtype")
@@ -98,6 +117,10 @@ Seed = Annotated[int, option("N", "seed of the inputs and of the schedule", min=
 NumSms = Annotated[
     int, option("N", "how many programs one rank can hold at once: a GPU's SMs", min=1)
 ]
+Arch = Annotated[
+    int,
+    option("N", "90 or 100: a machine of Hopper's or Blackwell's, with their Gluon kernels"),
+]
 Html = Annotated[
     str,
     option(
@@ -107,10 +130,18 @@ Html = Annotated[
 AsJson = Annotated[bool, flag("print the result as JSON", "--json")]
 
 
-def work_of(op: str, ranks: int | None, nodes: str, shape: str, dtype: str) -> Work:
-    """What these words ask for. Raises  UsageError, ShapeError, DtypeError"""
+def work_of(
+    op: str, ranks: int | None, nodes: str, shape: str, dtype: str, as_in_models: bool = False
+) -> Work:
+    """What these words ask for; sizes left out are a model's, or small ones that run emulated.
+
+    Raises  UsageError, ShapeError, DtypeError
+    """
     topology, card = parse_topology(ranks, nodes), find_op(op)
-    sizes = parse_shape(shape, card.default_shape)
+    default = card.default_shape
+    if as_in_models:
+        default = {**default, **presets.shape_in_models(card, topology.num_ranks)}
+    sizes = parse_shape(shape, default)
     return Work(card, topology.num_ranks, sizes, op_dtype(card, dtype).name, topology.sizes)
 
 

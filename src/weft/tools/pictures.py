@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import os
 from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from weft.base.errors import UsageError
@@ -15,6 +17,8 @@ if TYPE_CHECKING:
 
 # Runs that are repeated only to be drawn.
 MOST_RUNS = 4
+# A page has room for more than a terminal.
+ROWS, LANES, WIDTH = 60, 16, 160
 
 
 def check_path(path: str, option: str = "--html") -> None:
@@ -76,19 +80,29 @@ def show(seen: Iterable[Seen]) -> None:
 
 
 def write(path: str, seen: Iterable[Seen], report: Report) -> None:
-    """The same as a page, with more of the past and room for more parties.
+    """The report and the same pictures as a page, with more of the past and of the parties.
 
     Raises  UsageError: the file cannot be written
     """
-    from weft.verify.picture import explain
-    from weft.verify.picture.page import LANES, ROWS, write
+    from rich.console import Console
 
-    pictures = [
-        picture
-        for recorder, findings in seen
-        for picture in explain(
+    from weft.verify.picture import explain
+    from weft.verify.picture.terminal import print_pictures
+
+    page = Console(record=True, file=io.StringIO(), highlight=False, soft_wrap=True)
+    page.print(str(report), markup=False)
+    for recorder, findings in seen:
+        pictures = explain(
             recorder.events, findings, dropped=recorder.dropped, max_rows=ROWS, max_lanes=LANES
         )
-    ]
-    write(path, pictures, report)
+        print_pictures(page, pictures, WIDTH)
+    save(path, page.export_html())
     console.notes().print(f"[dim]picture in {path}: open it in a browser[/]")
+
+
+def save(path: str, text: str) -> None:
+    """Raises  UsageError: the file cannot be written"""
+    try:
+        Path(path).write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"cannot write {path}: {error.strerror}") from None

@@ -95,7 +95,7 @@ def generated(subject: Any, target: Target, notes: list[str]) -> Iterator[tuple[
     from weft.compiler.lower import kernels, signature, source
     from weft.ir.device import Buffer, Launch
     from weft.plan import launches
-    from weft.tiles import gemm_sm90
+    from weft.tiles import gemm_sm90, multiply_sm90
 
     plan, facts = subject.plan, subject.facts
     buffers = {one.name: one for one in plan.of(Buffer)}
@@ -110,7 +110,7 @@ def generated(subject: Any, target: Target, notes: list[str]) -> Iterator[tuple[
             continue
         dtype = DTYPES[buffers[launch.writes[0]].dtype]
         tile_m, tile_n, tile_k = launch.tile
-        plain = (tile_m, gemm_sm90.wide_columns(tile_n), tile_k)
+        plain = (tile_m, multiply_sm90.wide_columns(tile_n), tile_k)
         given = signature.Specialised(dtype.name, plain, facts.num_ranks, num_stages=2)
         yield variants.plain, signature.record(kernel, "plain", given)
         is_hopper = launches.is_for_hopper(dtype.itemsize, facts.nodes or (1,), target)

@@ -9,31 +9,29 @@ from weft.base.counts import counted
 from weft.base.errors import FindingError, UsageError
 from weft.base.settings import Settings
 from weft.base.topology import parse_nodes
+from weft.manycore.record import is_manycore
 from weft.tools import console, options
 from weft.tools.check import Step, Work, check_emulated, check_on_gpus
 from weft.tools.programs import find_op
 from weft.tools.words import op_dtype, parse_shape, parse_topology, shape_text
 
 TARGETS = ("auto", "cuda", "emu")
+Anywhere = Annotated[
+    str,
+    options.option(
+        "auto|cuda|emu|manycore",
+        "where to run; auto takes GPUs where there are enough, else the emulator; manycore is C "
+        "for cores with scratchpads, e.g. manycore:sw26010",
+    ),
+]
 PLACES = {"cuda": "GPUs", "emu": "emulator"}
 
 
 def run(
     op: options.ProgramWord,
-    ranks: Annotated[
-        int | None,
-        options.option(
-            "N", "number of ranks (default: one for each GPU; emulated 4, or as --nodes says)"
-        ),
-    ] = None,
+    ranks: options.RanksAnywhere = None,
     nodes: options.Nodes = "1",
-    target: Annotated[
-        str,
-        options.option(
-            "auto|cuda|emu",
-            "where to run; auto takes GPUs where there are enough, else the emulator",
-        ),
-    ] = "auto",
+    target: Anywhere = "auto",
     shape: options.Shape = "",
     dtype: options.Dtype = "",
     seed: options.Seed = 0,
@@ -42,8 +40,12 @@ def run(
     """Run an operator or a tensor program and compare its results with its reference.
 
     It is called eagerly, recorded and replayed three times, called with another shape, and called
-    eagerly again.
+    eagerly again. On a many-core machine, which is simulated, once.
     """
+    if is_manycore(target):
+        from weft.tools import many_cores
+
+        return many_cores.run(op, ranks, nodes, target, shape, dtype, seed, json)
     ranks, where, why = choose_target(target, ranks, nodes)
     topology = parse_topology(ranks, nodes)
     ranks = topology.num_ranks
@@ -87,11 +89,15 @@ def worst(steps: list[Step]) -> float | None:
     return error if error != float("inf") else None
 
 
-def choose_target(target: str, ranks: int | None, nodes: str) -> tuple[int | None, str, str]:
+def choose_target(
+    target: str, ranks: int | None, nodes: str, *, asks: str = "--target cuda",
+    instead: str = "use --target emu",
+) -> tuple[int | None, str, str]:  # fmt: skip
     """How many ranks, where they run, and why there.
 
     `auto` takes GPUs where there are at least two, one for each rank, else the emulator. GPUs of
-    one host are one node, unless `cuda` is asked for together with several.
+    one host are one node, unless `cuda` is asked for together with several. `asks` names what asks
+    for GPUs where there are too few, `instead` what to do without them.
     """
     if target not in TARGETS:
         raise UsageError(f"--target {target!r}: one of {', '.join(TARGETS)}")
@@ -111,8 +117,8 @@ def choose_target(target: str, ranks: int | None, nodes: str) -> tuple[int | Non
     is_shared = there > 0 and Settings.from_environment().share_gpus
     if there < asked and not is_shared:
         raise UsageError(
-            f"--target cuda: {counted(asked, 'GPU')} needed, one for each rank, {there} here; "
-            "use --target emu, fewer ranks, or WEFT_SHARE_GPUS=1: ranks then take turns on a GPU"
+            f"{asks}: {counted(asked, 'GPU')} needed, one for each rank, {there} here; "
+            f"{instead}, fewer ranks, or WEFT_SHARE_GPUS=1: ranks then take turns on a GPU"
         )
     declared = "" if nodes == "1" else f", declared {nodes} nodes"
     return asked, "cuda", f"as --target says, {counted(there, 'GPU')} here{declared}"

@@ -8,7 +8,7 @@ from __future__ import annotations
 import io
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -26,7 +26,9 @@ if TYPE_CHECKING:
     from weft.emulator.choices import Chooser
     from weft.verify.exploration.search import Ran
 
-NUM_SMS = 132
+NUM_SMS, HOPPER = 132, 90
+# Of a machine of Hopper's, where programs are to have several tiles each.
+FEW_SMS = 3
 
 
 @dataclass
@@ -37,6 +39,7 @@ class OpSubject:
     config: Any
     calls: str = "once"
     num_sms: int = NUM_SMS
+    arch: int = 0
     deterministic = True
     _known: dict[bytes, Finding | None] = field(default_factory=dict)
 
@@ -47,6 +50,9 @@ class OpSubject:
     @property
     def variant(self) -> str:
         transport = getattr(self.config, "transport", "default")
+        if self.arch:
+            by_tma = " by TMA" if getattr(self.config, "by_tma", False) else ""
+            transport = f"{transport}{by_tma} on Hopper"
         return transport if self.calls == "once" else f"{transport}, {self.calls}"
 
     @property
@@ -57,16 +63,16 @@ class OpSubject:
     def file(self) -> None:
         """An operator is part of weft."""
 
-    def run(self, chooser: Chooser | None = None, *, seed: int = 0, observers: Any = ()) -> Ran:
+    def run(self, chooser: Chooser | None = None, *, seed: int = 0, **options: Any) -> Ran:
+        """One run; `options` are those of weft.emulated."""
         import weft
         from weft.verify.exploration.search import Ran, outcome_bytes
 
         with weft.emulated(
             self.work.num_ranks, self.work.nodes or 1, seed, self.num_sms, collect=True,
-            chooser=chooser, observers=observers,
+            chooser=chooser, name=self.work.op.name, arch=self.arch, **options,
         ) as session:  # fmt: skip
             outputs = session.run(partial(CALLS[self.calls], self.work, self.config))
-        session.report.op = self.work.op.name
         if not session.report.ok:
             return Ran(session.report)
         outcome = outcome_bytes(outputs)
@@ -99,6 +105,7 @@ class OpSubject:
             "op": work.op.name, "ranks": work.num_ranks, "nodes": list(work.nodes),
             "shape": dict(work.shape), "dtype": work.dtype, "calls": self.calls,
             "num_sms": self.num_sms, "config": None if self.config is None else asdict(self.config),
+            "arch": self.arch,
         }  # fmt: skip
 
 
@@ -114,11 +121,13 @@ class ScriptSubject:
     topology: Topology
     num_sms: int = NUM_SMS
     slots: int | None = None
+    arch: int = 0
     deterministic = False
 
     @property
     def variant(self) -> str:
-        return "script" if self.slots is None else "script, one slot"
+        on_hopper = " on Hopper" if self.arch else ""
+        return f"script{on_hopper}" + ("" if self.slots is None else ", one slot")
 
     @property
     def name(self) -> str:
@@ -132,21 +141,22 @@ class ScriptSubject:
     def file(self) -> str:
         return self.path
 
-    def run(self, chooser: Chooser | None = None, *, seed: int = 0, observers: Any = ()) -> Ran:
+    def run(self, chooser: Chooser | None = None, *, seed: int = 0, **options: Any) -> Ran:
+        """One run; `options` are those of weft.emulated."""
         from weft.verify.exploration.search import Ran
 
         with nullcontext() if self.slots is None else one_slot():
             return Ran(
                 run_script_once(
                     self.path, list(self.args), self.topology, seed, io.StringIO(), self.num_sms,
-                    chooser=chooser, observers=observers,
+                    chooser=chooser, arch=self.arch, **options,
                 )
             )  # fmt: skip
 
     def to_json(self) -> dict[str, Any]:
         return {
             "script": self.path, "args": list(self.args), "nodes": list(self.topology.sizes),
-            "num_sms": self.num_sms, "slots": self.slots,
+            "num_sms": self.num_sms, "slots": self.slots, "arch": self.arch,
         }  # fmt: skip
 
 
@@ -159,6 +169,43 @@ def subjects_of_op(
     """Every configuration of the operator, called in each of these ways."""
     configs = list(work.op.candidates(work.problem(), TARGETS["emu"])) or [None]
     return [OpSubject(work, config, how, num_sms) for how in calls for config in configs]
+
+
+def subjects_on_hopper(
+    work: Work, calls: Sequence[str] = ("once",), num_sms: int = NUM_SMS
+) -> list[OpSubject]:
+    """The same of what the operator's kernels in Gluon do on a machine of Hopper's; may be none."""
+    there, ways = on_hopper(work, num_sms)
+    return [OpSubject(there, way, how, num_sms, HOPPER) for how in calls for way in ways]
+
+
+def few_tiles_on_hopper(work: Work) -> Work:
+    """The same with two of that template's tiles for each rank, each of several steps of k."""
+    from weft.tiles import gemm_sm90
+
+    tile = {"m": 2 * gemm_sm90.TILE_M.value * work.num_ranks, "n": 128, "k": 3 * 64}
+    return replace(work, shape={name: tile.get(name, n) for name, n in work.shape.items()})
+
+
+def on_hopper(work: Work, num_sms: int) -> tuple[Work, list[Any]]:
+    """Each way in which the template for Hopper does the work, its tables cut as it takes them."""
+    from weft.plan import program_cards, summed
+    from weft.tiles import gemm_sm90
+
+    if hasattr(work.problem(), "tile_m"):
+        work = replace(work, shape={**work.shape, "tile_m": gemm_sm90.TILE_M.value})
+    problem, target = work.problem(), replace(TARGETS["emu"], arch=HOPPER, num_sms=num_sms)
+    configs = list(work.op.candidates(problem, target))
+    if isinstance(problem, program_cards.Problem):  # the compiler takes it where there is a product
+        is_its = work.dtype in ("float16", "bfloat16")
+        has_product = any(task.kind == "matmul" for task in problem.traced.tasks)
+        return work, configs[:1] if is_its and has_product else []
+    config = next((one for one in configs if getattr(one, "template", "") == "sm90"), None)
+    if config is None:
+        return work, []
+    ways = [replace(config, transport=one) for one in problem.transports]
+    ways += [replace(config, by_tma=True)] if isinstance(problem, summed.Problem) else []
+    return work, [one for one in ways if one.is_fused and not list(one.unfit(problem, target))]
 
 
 def smallest(op: Op, ranks: int) -> dict[str, int]:
@@ -175,7 +222,10 @@ def subject_of(values: Mapping[str, Any]) -> AnySubject:
     if "script" in values:
         path = str(find_script(values["script"]))
         topology = Topology.of(None, values["nodes"])
-        return ScriptSubject(path, values["args"], topology, values["num_sms"], values["slots"])
+        arch = values.get("arch", 0)
+        return ScriptSubject(
+            path, values["args"], topology, values["num_sms"], values["slots"], arch
+        )
     op = find_op(values["op"])
     work = Work(op, values["ranks"], values["shape"], values["dtype"], tuple(values["nodes"]))
     config = values["config"]
@@ -183,4 +233,4 @@ def subject_of(values: Mapping[str, Any]) -> AnySubject:
         made = None if config is None else op.config(**config)
     except TypeError as error:
         raise UsageError(f"{op.name} takes another configuration now: {error}") from None
-    return OpSubject(work, made, values["calls"], values["num_sms"])
+    return OpSubject(work, made, values["calls"], values["num_sms"], values.get("arch", 0))

@@ -10,19 +10,24 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from weft.base.counts import counted
+from weft.base.dtypes import parse_dtype
 from weft.base.errors import UsageError
 from weft.base.report import Finding, Report
 from weft.tools import console, options, pictures
 from weft.tools.check import CALLS, ONE_SLOT, SLOTS, Work
 from weft.tools.programs import find_op
 from weft.tools.subjects import (
+    FEW_SMS,
+    HOPPER,
     NUM_SMS,
     AnySubject,
     OpSubject,
     ScriptSubject,
+    few_tiles_on_hopper,
     smallest,
     subject_of,
     subjects_of_op,
+    subjects_on_hopper,
 )
 from weft.tools.words import find_script, is_script, op_dtype, parse_shape, parse_topology
 
@@ -91,6 +96,7 @@ def verify(
         ),
     ] = "",
     num_sms: options.NumSms = NUM_SMS,
+    arch: options.Arch = 0,
     shape: Annotated[
         str,
         options.option(
@@ -121,7 +127,7 @@ def verify(
     if is_script(subject):
         _check_script(subject, shape, dtype, calls)
         args = context.meta.get("script_args", [])
-        script = ScriptSubject(str(find_script(subject)), args, topology, num_sms)
+        script = ScriptSubject(str(find_script(subject)), args, topology, num_sms, arch=arch)
         subjects = [script] if mutants else [*by_slots(script, exhaustive)]
     else:
         card = find_op(subject)
@@ -133,12 +139,18 @@ def verify(
         work = Work(card, topology.num_ranks, sizes, name, topology.sizes)
         work.check_memory()
         ways = _ways(calls, ["once"] if exhaustive else list(CALLS))
-        subjects = [*subjects_of_op(work, ways, num_sms)]
+        there = few_tiles_on_hopper(work) if small and not shape else work
+        subjects = _subjects(work, there, ways, num_sms, small, arch)
         if small and not shape:
             subjects = [replace(s, config=_smaller(s)) for s in subjects]
     if mutants:
-        chosen = ranks is not None or nodes != "1" or bool(shape)
-        return run_mutants(subjects[0], work if chosen else None, max_seconds, html, json)
+        # The trials of a card are in fp32, and as well of 16 bits: what runs on Hopper.
+        given = parse_dtype(dtype)
+        chosen = ranks is not None or nodes != "1" or bool(shape) or given.itemsize == 1
+        in_work = work if chosen else None
+        return run_mutants(
+            subjects[0], in_work, max_seconds, html, json, dtype=given.name, arch=arch
+        )
     if exhaustive:
         from weft.verify.exploration.search import Bounds
 
@@ -146,6 +158,25 @@ def verify(
         return run_exhaustive(subjects, bounds, save, html, json)
     count = DEFAULT_SCHEDULES if schedules is None else schedules
     return run_schedules(subjects, range(seed, seed + count), html, json)
+
+
+def _subjects(
+    work: Work, there: Work, ways: list[str], num_sms: int, small: bool, arch: int
+) -> list[AnySubject]:
+    """All that the operator does, and on a machine of Hopper's the work `there`, by few programs
+    where that is `small`; with `arch` that alone.
+
+    Raises  UsageError: it does nothing else on `arch`
+    """
+    on_hopper = subjects_on_hopper(there, ways, min(num_sms, FEW_SMS) if small else num_sms)
+    if not arch:
+        return [*subjects_of_op(work, ways, num_sms), *on_hopper]
+    if arch != HOPPER or not on_hopper:
+        raise UsageError(
+            f"--arch {arch}: {work.op.name} of {work.dtype} has no kernels of its own there; on"
+            f" {HOPPER} products of 16 bits have (--dtype bf16)"
+        )
+    return [*on_hopper]
 
 
 def by_slots(script: ScriptSubject, exhaustive: bool) -> Iterator[ScriptSubject]:
@@ -204,9 +235,12 @@ def _ways(words: str, default: list[str]) -> list[str]:
 
 
 def _smaller(subject: AnySubject) -> object:
-    """The configuration with as few programs as the operator's card asks for."""
+    """The configuration with as few programs as the operator's card asks for; on Hopper also with
+    so few stages that each is used again."""
     assert not isinstance(subject, ScriptSubject), "a script has no configuration"
     config, changes = subject.config, subject.work.op.smallest_config
+    if subject.arch and hasattr(config, "num_stages"):
+        changes = {**changes, "num_stages": 2}
     return replace(config, **changes) if config is not None and changes else config
 
 
@@ -324,9 +358,11 @@ def observed(run: Callable[[list[Recorder]], Ran]) -> tuple[Recorder, Report]:
 
 
 def run_mutants(
-    subject: AnySubject, work: Work | None, max_seconds: float, html: str, json: bool
-) -> int:
-    """Every mutant of the subject; of an operator for which no `work` is chosen, in its trials.
+    subject: AnySubject, work: Work | None, max_seconds: float, html: str, json: bool, *,
+    dtype: str = "float32", arch: int = 0,
+) -> int:  # fmt: skip
+    """Every mutant of the subject; of an operator for which no `work` is chosen, in its trials of
+    this dtype.
 
     Where the subject itself shows something, that is reported, and no mutant is tried.
     """
@@ -337,13 +373,16 @@ def run_mutants(
     try:
         with console.bar(f"{what}: mutants") as bar:
             if work is not None:
-                found = mutants.mutants_of_op(work, bounds, on_mutant=bar.reach)
+                found = mutants.mutants_of_op(work, bounds, arch=arch, on_mutant=bar.reach)
             elif isinstance(subject, OpSubject):
-                found = mutants.mutants_in_trials(subject.work.op, bounds, on_mutant=bar.reach)
+                found = mutants.mutants_in_trials(
+                    subject.work.op, bounds, dtype=dtype, arch=arch, on_mutant=bar.reach
+                )
             else:
                 found = mutants.mutants_of_script(
-                    subject.path, subject.args, subject.topology, bounds, on_mutant=bar.reach
-                )
+                    subject.path, subject.args, subject.topology, bounds, arch=arch,
+                    on_mutant=bar.reach,
+                )  # fmt: skip
     except ProgramFails as error:
         recorder, report = mutants.shown_again(error, what, subject.num_ranks)
         if not json:

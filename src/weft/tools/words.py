@@ -16,7 +16,8 @@ from weft.base.topology import DEFAULT_RANKS, Topology, parse_nodes
 
 
 def parse_shape(text: str | None, default: Mapping[str, int]) -> dict[str, int]:
-    """`m=256,n=256,k=256` over `default`; a size that is left out keeps the default's.
+    """`m=256,n=256,k=256` over `default`; a size that is left out keeps the default's, which may be
+    -1 where the operator then finds it.
 
     Raises  ShapeError: a word that is no size, a name that the operator has not, a negative size
     """
@@ -29,7 +30,7 @@ def parse_shape(text: str | None, default: Mapping[str, int]) -> dict[str, int]:
             raise ShapeError(f"--shape: {word!r} is not NAME=SIZE; write {_example(default)}")
         if name not in default:
             raise ShapeError(f"--shape: no size is called {name!r}; write {_example(default)}")
-        if int(value) < 0:
+        if int(value) < 0 and int(value) != default[name]:
             raise ShapeError(f"--shape: {name}={value} is negative")
         shape[name] = int(value)
     return shape
@@ -99,7 +100,10 @@ def find_script(path: str) -> Path:
 
     script = Path(path)
     if not script.is_file():
+        file = path.partition(":")[0]
         hint = f"; {path} is an operator: weft run {path}" if path in names() else ""
+        if file != path and Path(file).is_file():
+            hint = f"; name all of it, {file}, or run the program by itself: weft run {path}"
         raise UsageError(f"there is no script {path}{hint}")
     return script
 

@@ -10,12 +10,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from weft.base import topology
 from weft.base.card import Op
 from weft.tune import protocol, variants
 from weft.tune.case import Case
 from weft.tune.device import GpuDevice
 from weft.tune.figures import Times
-from weft.tune.peers import peers_of
 from weft.tune.presets import Point
 from weft.tune.protocol import FatalError
 from weft.tune.provenance import clocks, provenance
@@ -41,7 +41,6 @@ class Plan:
     points: tuple[Point, ...]
     num_ranks: int
     wanted: tuple[str, ...] = ()
-    peers: str = ""
     rounds: int = protocol.ROUNDS
     until: float = float("inf")
     left_out: Mapping[tuple[str, str], str] = field(default_factory=dict)
@@ -51,8 +50,9 @@ class Plan:
         return (point.name, name) in self.left_out or ("", name) in self.left_out
 
     def wants(self, name: str) -> bool:
-        """Parts of the unfused way are always wanted: there are no figures without them."""
-        return not self.wanted or name in self.wanted or name in variants.PARTS
+        """Parts of the unfused way are wanted by all but choices: no figures without them."""
+        is_part = name in variants.PARTS and self.wanted != (variants.CANDIDATES,)
+        return not self.wanted or name in self.wanted or is_part
 
 
 # What rank 0 says, as (word, values).
@@ -108,8 +108,11 @@ def bench_point(
         send(("failed", failure_row(point, failure.variant, failure.mode, failure.error)))
 
     modes = [mode for mode in point.modes if (point.name, mode) not in plan.done]
+    nodes = topology.sizes_of(world.backend.seats.nodes)
+    more = {"nodes": nodes} if card.takes_nodes and len(nodes) > 1 else {}
     problem = replace(
-        card.make_problem(world.num_ranks, dict(point.shape), point.dtype), **dict(point.fields)
+        card.make_problem(world.num_ranks, dict(point.shape), point.dtype, **more),
+        **dict(point.fields),
     )
     case, error = protocol.attempt(device, lambda: Case(world, card, problem, device.l2_bytes))
     if error is not None:
@@ -147,12 +150,12 @@ def bench_point(
 def makers(
     card: Op, case: Case, point: Point, plan: Plan
 ) -> Iterator[tuple[str, Callable[[], list[Variant]]]]:
-    """What makes each variant, by name: baselines first, then peers, then weft's own."""
+    """What makes each variant, by name: baselines first, then weft's own."""
 
     def named(name: str, make: Callable[[Case], Variant]) -> Callable[[], list[Variant]]:
         return lambda: [replace(make(case), name=name)]
 
-    for name, make in {**card.baselines, **peers_of(card.name, plan.peers)}.items():
+    for name, make in card.baselines.items():
         if plan.wants(name) and not plan.leaves_out(point, name):
             yield name, named(name, make)
     own = [words for words in plan.wanted if words.split("/")[0] == "weft"]

@@ -1,6 +1,6 @@
 """What the protocol asks of a machine: time one call, freeze it, meet the other ranks.
 
-Tests put a fake in the place of `GpuDevice`.
+Tests put a fake in the place of `GpuDevice`; emulated ranks have a clock of their own.
 """
 
 from __future__ import annotations
@@ -122,3 +122,34 @@ class GpuDevice:
     def settle(self) -> None:
         """Wait until this rank's work is done. Raises what went wrong on the device"""
         self.world.synchronize()
+
+
+class EmulatedDevice(GpuDevice):
+    """An emulated rank, timed in steps of the emulator's scheduler, of all ranks together: how much
+    they do and wait, which is the same for one seed, and not what a GPU takes."""
+
+    l2_bytes = 0
+
+    def __init__(self, world: Any) -> None:
+        self.world = world
+
+    def warm_us(self, call: Callable[[], Any]) -> float:
+        call()
+        self.settle()
+        return 0.0
+
+    def held_us(self, call: Callable[[], Any], host_us: float) -> float:
+        begin = self._steps()
+        call()
+        self.settle()
+        return self._steps() - begin
+
+    def burst_us(self, calls: Sequence[Callable[[], Any]], count: int) -> float:
+        return self.held_us(calls[0], 0.0)
+
+    def host_us(self, calls: Sequence[Callable[[], Any]]) -> float:
+        return 0.0
+
+    def _steps(self) -> float:
+        """Rank 0's reading, on all ranks."""
+        return float(self.agree(self.world.backend.machine.scheduler.steps)[0])

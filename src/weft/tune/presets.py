@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from weft.base.card import Op
 from weft.base.errors import UsageError
 
 GATHERED_LAYERS = {
@@ -201,3 +202,13 @@ def points_of(op: str, preset: str, num_ranks: int) -> list[Point]:
         if not points:
             raise UsageError(f"--preset {preset!r} is no layer of {op}; it takes quick or full")
     return points
+
+
+def shape_in_models(card: Op, num_ranks: int) -> dict[str, int]:
+    """The sizes of a call as the first of an operator's models makes it; none where it has none."""
+    try:
+        points = points_of(card.name, "quick", num_ranks)
+    except UsageError:
+        return {}
+    shape = [one.shape for one in points if one.label == points[0].label][-1]
+    return {name: size for name, size in shape.items() if name in card.default_shape}

@@ -6,9 +6,10 @@ import math
 import os
 import socket
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import Any
 
@@ -107,23 +108,90 @@ def _send_nowhere(message: Any) -> None:
     pass
 
 
-def _start(main: Callable, num_ranks: int, args: tuple) -> list[Any]:
-    import torch.multiprocessing as multiprocessing
+@contextmanager
+def beside(
+    main: Callable, num_ranks: int, *args: Any, grace_s: float, failed: Callable[[Exception], None]
+) -> Iterator[None]:
+    """In the brackets the calling thread is rank 0, and `main(rank, *args)` runs as the others.
 
+    When one of these fails, rank 0 has `grace_s` to find out by itself; then `failed` is called, on
+    a thread of its own, and all of them are ended.
+
+    Raises  RanksStopped: one of them failed, which rank 0 has not noticed
+    """
+    port = _free_port()
+    children = _start(main, num_ranks, args, port, first=1)
+    over = threading.Event()
+
+    def watch() -> None:
+        while not over.wait(POLL_S):
+            if _has_failed(children):
+                if not over.wait(grace_s):
+                    failed(_stopped(children))
+                    _end(children)
+                return
+            if not any(child.is_alive() for child in children):
+                return
+
+    watching = threading.Thread(target=watch, name="weft-ranks", daemon=True)
+    watching.start()
+    try:
+        _become(0, num_ranks, port)
+        yield
+        # One thread at a time asks how they are: of two, one is told that there is no such process.
+        watching.join(LAST_WORDS_S)
+        over.set()
+        watching.join()
+        if _has_failed(children):
+            raise _stopped(children)
+    finally:
+        over.set()
+        watching.join()
+        _end(children)
+
+
+def _stopped(children: list[Any]) -> RanksStopped:
+    codes = [child.exitcode for child in children]
+    return RanksStopped(f"the processes of ranks 1 and up ended with {codes}")
+
+
+def _free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+        return probe.getsockname()[1]
+
+
+def _start(
+    main: Callable, num_ranks: int, args: tuple, port: int | None = None, *, first: int = 0
+) -> list[Any]:
+    import torch.multiprocessing as multiprocessing
+
+    port = port or _free_port()
     context = multiprocessing.get_context("spawn")
     children = [
-        context.Process(target=_child, args=(rank, main, num_ranks, port, args))
-        for rank in range(num_ranks)
-    ]
+        context.Process(
+            target=_child, args=(rank, main, num_ranks, port, args),
+            daemon=first > 0,  # its parent ends before it waits for anybody
+        )
+        for rank in range(first, num_ranks)
+    ]  # fmt: skip
     for child in children:
         child.start()
     return children
 
 
 def _child(rank: int, main: Callable, num_ranks: int, port: int, args: tuple) -> None:
+    _become(rank, num_ranks, port)
+    main(rank, *args)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    _end_together(rank, num_ranks)
+    # Leave without teardown: a benchmark's answer must not hang in a library's destructor.
+    os._exit(0)
+
+
+def _become(rank: int, num_ranks: int, port: int) -> None:
+    """What a launcher would have told this process, and its GPU."""
     import torch
 
     os.environ.update(
@@ -136,12 +204,6 @@ def _child(rank: int, main: Callable, num_ranks: int, port: int, args: tuple) ->
     if torch.cuda.is_available():
         is_shared = Settings.from_environment().share_gpus
         torch.cuda.set_device(rank % torch.cuda.device_count() if is_shared else rank)
-    main(rank, *args)
-    sys.stdout.flush()
-    sys.stderr.flush()
-    _end_together(rank, num_ranks)
-    # Leave without teardown: a benchmark's answer must not hang in a library's destructor.
-    os._exit(0)
 
 
 def _end_together(rank: int, num_ranks: int) -> None:

@@ -74,6 +74,12 @@ def _is_fatal(error: Exception) -> bool:
 
 def check(device: GpuDevice, case: Case, variant: Variant) -> tuple[float | None, str | None]:
     """The worst relative error over all sets and ranks, and what is wrong if anything is."""
+    if variant.prepare is not None:
+        # Then one call by itself: if one rank fails in it, no other rank is in the next one.
+        for step in (variant.prepare, variant.calls[0]):
+            _, error = attempt(device, step)
+            if error is not None:
+                return None, error
 
     def call_all() -> float:
         worst = 0.0

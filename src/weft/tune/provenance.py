@@ -51,7 +51,10 @@ def _output(*command: str) -> str:
 def results_name(name: str, device: str, num_ranks: int) -> str:
     """`ag_gemm_h200x4.json`: one current file for each subject and hardware."""
     name = re.sub(r"\W+", "_", name)  # of a program, whose name is a path
-    return f"{name}_{device.split()[-1].lower()}x{num_ranks}.json"
+    # NVIDIA H200, NVIDIA H100 80GB HBM3
+    model = re.search(r"\b[A-Z]+\d+[A-Z]*\b", device)
+    word = model.group() if model else device.split()[-1]
+    return f"{name}_{word.lower()}x{num_ranks}.json"
 
 
 def write_json(path: Path, document: dict[str, Any]) -> None:

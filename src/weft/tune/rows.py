@@ -46,6 +46,8 @@ def rows(
         }  # fmt: skip
         if point.bytes_per_rank is not None:
             row["bytes_per_rank"] = point.bytes_per_rank
+        if variant.config is not None:
+            row["fields"] = dict(vars(variant.config))
         if variant.name in hosts:
             row["host_us"] = _round(hosts[variant.name])
         yield row

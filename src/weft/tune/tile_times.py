@@ -1,23 +1,19 @@
 """What tiles of a traced call did when, on all ranks, and what follows from it.
 
 A world that keeps a trace (`weft.init(trace_tiles=..)`) has the GEMM templates leave a record of
-each tile. Here these are read, put on one clock and added up: how long programs waited, how long
-they computed, which tiles waited longest. `weft timeline OP --traced` shows it.
+each tile. Here these are read and put on one clock. `weft trace OP` shows them.
 
-Units  ns by rank 0's clock in records; in figures microseconds
+Units  ns by rank 0's clock
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
 
-from weft.base.spans import total, union, without
+from weft.base.spans import union, without
 from weft.language import world_layout as layout
-
-# So many of a rank's waits are named.
-LONGEST = 5
 
 
 class Part(NamedTuple):
@@ -31,7 +27,8 @@ class Part(NamedTuple):
 
 
 class TileTimes(NamedTuple):
-    """One tile of a rank: its program began to wait at `start`, for `waited`.
+    """One tile of a rank: its program began to wait at `start`, for `waited`. `what` is its task,
+    where tasks have names.
 
     On Hopper a warp waits and loads while others multiply the tile before.
     """
@@ -43,40 +40,23 @@ class TileTimes(NamedTuple):
     start: int
     waited: int
     parts: tuple[Part, ...]
+    what: str = ""
 
     @property
     def end(self) -> int:
         return max((part.end for part in self.parts), default=self.start + self.waited)
 
 
-class Figures(NamedTuple):
-    """One rank's times in microseconds, of its programs added up.
-
-    `waiting_us` is what programs waited for operands and computed nothing. `combining_us` is from
-    the last product to the sum with what other ranks sent, which is mostly waiting for it; on
-    Hopper of the tile's first columns. `computing_us` is the rest of a tile, and `busy` its part of
-    the time of all programs from the first tile to the last.
-    """
-
-    rank: int
-    programs: int
-    tiles: int
-    first_us: float
-    end_us: float
-    waiting_us: float
-    computing_us: float
-    combining_us: float
-    busy: float
-    longest_waits: list[dict[str, Any]]
-
-
-def read(records: Iterable[Sequence[int]], rank: int, offset: int = 0) -> list[TileTimes]:
+def read(
+    records: Iterable[Sequence[int]], rank: int, offset: int = 0, names: Sequence[str] = ()
+) -> list[TileTimes]:
     """Records of a rank as `World.trace` holds them, in the order of their start.
 
-    `offset` is what to add to this rank's clock.
+    `offset` is what to add to this rank's clock; `names` are those of a persistent kernel's tasks
+    (`Persistent.task_names`), one for each record.
     """
     found = []
-    for words in records:
+    for number, words in enumerate(records):
         start = words[layout.TRACE_START]
         if not start:
             continue
@@ -91,50 +71,21 @@ def read(records: Iterable[Sequence[int]], rank: int, offset: int = 0) -> list[T
                 parts.append(Part(*[time + offset for time in times]))
         program = words[layout.TRACE_PROGRAM]
         where = (tile >> 32, tile & 0xFFFFFFFF)
-        found.append(TileTimes(rank, program, *where, start + offset, waited, tuple(parts)))
+        what = names[number] if number < len(names) else ""
+        found.append(TileTimes(rank, program, *where, start + offset, waited, tuple(parts), what))
     return sorted(found, key=lambda tile: (tile.start, tile.program))
 
 
-def waits_of(tiles: Sequence[TileTimes]) -> list[tuple[TileTimes, list[tuple[float, float]]]]:
-    """When the program of each tile waited for it and computed nothing. tiles: of one program"""
-    computed = computed_in(tiles)
-    return [(tile, without((tile.start, tile.start + tile.waited), computed)) for tile in tiles]
-
-
-def computed_in(tiles: Sequence[TileTimes]) -> Sequence[tuple[float, float]]:
-    """When at least one consumer multiplied or stored. tiles: of one program"""
-    parts = [part for tile in tiles for part in tile.parts]
-    spans = [(part.begun, part.summed) for part in parts]
-    return union([*spans, *((part.combined, part.end) for part in parts)])
-
-
-def by_program(tiles: Iterable[TileTimes]) -> Mapping[int, list[TileTimes]]:
-    found: dict[int, list[TileTimes]] = defaultdict(list)
+def waits_of(
+    tiles: Sequence[TileTimes],
+) -> Iterator[tuple[TileTimes, list[tuple[float, float]]]]:
+    """When the program of each tile waited for it while none of its consumers computed."""
+    computed: dict[tuple[int, int], list[tuple[float, float]]] = defaultdict(list)
     for tile in tiles:
-        found[tile.program].append(tile)
-    return found
-
-
-def figures(tiles: Sequence[TileTimes], rank: int, begin: int) -> Figures:
-    """Of one rank's tiles; times are counted from `begin`."""
-    if not tiles:
-        return Figures(rank, 0, 0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, [])
-    programs = by_program(tiles)
-    waiting = computing = 0
-    for own in programs.values():
-        waiting += sum(total(spans) for _, spans in waits_of(own))
-        computing += total(computed_in(own))
-    combining = sum(part.combined - part.summed for tile in tiles for part in tile.parts)
-    first, end = min(tile.start for tile in tiles), max(tile.end for tile in tiles)
-    whole = len(programs) * (end - first)
-    longest = sorted(tiles, key=lambda tile: (-tile.waited, tile.i_m, tile.i_n))[:LONGEST]
-    return Figures(
-        rank, len(programs), len(tiles), us(first - begin), us(end - begin), us(waiting),
-        us(computing), us(combining), round(computing / whole, 4) if whole else 0.0,
-        [{"tile": [tile.i_m, tile.i_n], "program": tile.program, "at_us": us(tile.start - begin),
-          "waited_us": us(tile.waited)} for tile in longest if tile.waited > 0],
-    )  # fmt: skip
-
-
-def us(ns: float) -> float:
-    return round(ns / 1e3, 3)
+        own = computed[tile.rank, tile.program]
+        for part in tile.parts:
+            own += [(part.begun, part.summed), (part.combined, part.end)]
+    joined = {program: union(spans) for program, spans in computed.items()}
+    for tile in tiles:
+        waited = (tile.start, tile.start + tile.waited)
+        yield tile, without(waited, joined[tile.rank, tile.program])

@@ -1,6 +1,6 @@
 """Checks of programs that talk to other ranks: schedules, races, and what the compiler emitted."""
 
-from weft.verify.compiled import compiled, store_widths
+from weft.verify.compiled import compiled
 from weft.verify.findings import CompiledReport
 
-__all__ = ["CompiledReport", "compiled", "store_widths"]
+__all__ = ["CompiledReport", "compiled"]

@@ -1,13 +1,12 @@
 """The post-compile check: did the compiler keep what makes a kernel correct between ranks?
 
-`compiled(kernel, target, record)` reads every stage of one compiled kernel, TTIR to assembly, and
+`compiled(kernel, target, record)` reads the stages of one compiled kernel, TTIR to PTX, and
 follows each wait, guarded load, store and release by its source place:
 
 1. no wait is lost on the way;
 2. no load that comes after a wait is issued before it;
 3. before each release stands a block barrier, and bulk (TMA) stores are complete;
-4. orders and scopes arrive as written;
-5. stores that could be 16 bytes wide are.
+4. orders and scopes arrive as written.
 
 What it reads is what was emitted, so it holds for any Triton kernel, with weft's primitives, raw
 `tl.atomic_*` or inline assembly. `docs/post_compile_check.md` has the rules and their limits.
@@ -55,19 +54,12 @@ def compiled(
     else:
         texts, function = _compile(kernel, target, record), kernel
     stages = Stages({stage: text for stage, text in texts.items() if isinstance(text, str)})
-    name = target.name if target is not None else stages.assembly
+    name = target.name if target is not None else stages.written
     files = stages.files if function is None else _files_of(function, stages)
     report = CompiledReport(stages.source.kernel.name, name, files=files)
     check_triton.check(stages, report)
     check_assembly.check(stages, report)
     return report
-
-
-def store_widths(
-    kernel: Any, target: Target | str | None = None, record: KernelRecord | None = None
-) -> dict[str, int]:
-    """Bytes that one instruction stores, the narrowest per source line: {"/src/gemm.py:31": 16}."""
-    return compiled(kernel, target, record).widths
 
 
 def _compile(kernel: Any, target: Target | None, record: KernelRecord | None) -> Mapping[str, Any]:

@@ -18,7 +18,6 @@ NO_BARRIER = "release without barrier"
 UNFINISHED_STORE = "release before store is written"
 DELETED_ATOMIC = "deleted atomic"
 WEAK_ORDER = "weakened order"
-NARROW_STORE = "narrow store"
 
 SAFE_WAIT = (
     "wait with wl.wait, or `while tl.atomic_add(p, 0, sem='acquire', scope='sys') < v: pass` and "
@@ -28,7 +27,7 @@ SAFE_WAIT = (
 
 @dataclass(frozen=True)
 class StageFinding(Finding):
-    """A finding with the stage at which it went wrong: "ttir", "ttgir", "llir", "ptx", "amdgcn"."""
+    """A finding with the stage at which it went wrong: "ttir", "ttgir" or "ptx"."""
 
     stage: str = ""
 
@@ -40,15 +39,13 @@ class StageFinding(Finding):
 class CompiledReport:
     """The verdict on one kernel for one target.
 
-    `waits` counts waits per stage; `widths` maps a store's "file:line" to the bytes of its
-    narrowest instruction; `notes` say what was seen and is no defect by itself.
+    `waits` counts waits per stage; `notes` say what was seen and is no defect by itself.
     """
 
     kernel: str
     target: str
     findings: list[StageFinding] = field(default_factory=list)
     waits: dict[str, int] = field(default_factory=dict)
-    widths: dict[str, int] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     files: Mapping[str, str] = field(default_factory=dict, repr=False)
 
@@ -96,7 +93,6 @@ class CompiledReport:
             "kernel": self.kernel,
             "target": self.target,
             "waits": dict(self.waits),
-            "widths": dict(self.widths),
             "findings": [
                 {**one.to_json(), "stage": one.stage, "message": one.message, "remedy": one.remedy}
                 for one in self.findings

@@ -1,4 +1,4 @@
-"""What a kernel's PTX or AMDGCN does that matters to other ranks, as a flow graph.
+"""What a kernel's PTX does that matters to other ranks, as a flow graph.
 
 Instructions are tied to the source's operations by their places: `Sources` says which places
 belong to which wait, load, store and atomic of the earlier stages.
@@ -6,34 +6,28 @@ belong to which wait, load, store and atomic of the earlier stages.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from weft.verify import amdgcn, flow, ptx
+from weft.verify import flow
 from weft.verify.places import Key
-
-Program = ptx.Program | amdgcn.Program
-Instruction = ptx.Instruction | amdgcn.Instruction
+from weft.verify.ptx import Instruction, Program
 
 
 @dataclass
 class Sources:
     """Places of the source's operations.
 
-    `polls` maps the place of a poll to its wait's groups (on AMD one place may stand for
-    several); those in `atomic_polls` are made by atomics alone; those in `looks` are the ones
-    that a wait is recognised by: its ordered polls, not its looks at an abort word. `scalars`
-    are stores and atomics that one thread makes for the block; `releases` are atomics that
-    publish, where `mixed` gives what else has their place: instructions that then are releases
-    surely, and those that surely are none; `assembly` is what the user wrote as such.
+    `polls` maps the place of a poll to its wait's groups; those in `looks` are the ones that a
+    wait is recognised by: its ordered polls, not its looks at an abort word. `scalars` are stores
+    and atomics that one thread makes for the block; `releases` are atomics that publish;
+    `assembly` is what the user wrote as such.
     """
 
     polls: dict[Key, frozenset[int]] = field(default_factory=dict)
-    atomic_polls: set[Key] = field(default_factory=set)
     looks: set[Key] = field(default_factory=set)
     scalars: set[Key] = field(default_factory=set)
     releases: set[Key] = field(default_factory=set)
-    mixed: dict[Key, tuple[set[str], set[str]]] = field(default_factory=dict)
     assembly: set[Key] = field(default_factory=set)
     num_warps: int = 0
 
@@ -48,56 +42,19 @@ def groups_of(one: Instruction, sources: Sources) -> frozenset[int]:
 
 def is_poll(one: Instruction, sources: Sources) -> bool:
     """Is this instruction the read of a wait?"""
-    if not groups_of(one, sources):
-        return False
-    if isinstance(one, ptx.Instruction):
-        return one.is_global and one.base in ("ld", "atom", "multimem")
-    if one.is_load:
-        # LLVM turns an atomic that changes nothing into a load that goes past the caches.
-        return not one.keys & sources.atomic_polls or one.is_coherent
-    return one.is_atomic and not _releases_on_amd(one, sources)
-
-
-def _releases_on_amd(one: amdgcn.Instruction, sources: Sources) -> bool:
-    if not one.keys & sources.releases:
-        return False
-    word = one.opcode.partition("_atomic_")[2].partition("_")[0]
-    for key in one.keys & sources.mixed.keys():
-        surely, surely_not = sources.mixed[key]
-        if word in surely_not:
-            return False
-        if word not in surely:
-            return one.after_write_back
-    return True
+    is_read = one.is_global and one.base in ("ld", "atom", "multimem")
+    return is_read and bool(groups_of(one, sources))
 
 
 def is_load(one: Instruction) -> bool:
     """Does this instruction read memory that other ranks may write, without an order?"""
-    if isinstance(one, ptx.Instruction):
-        if one.copies == "in":
-            return True
-        return one.base in ("ld", "ldu", "multimem") and one.is_global and "st" not in one.parts
-    return one.is_load
+    if one.copies == "in":
+        return True
+    return one.base in ("ld", "ldu", "multimem") and one.is_global and "st" not in one.parts
 
 
 def kind_of(one: Instruction, sources: Sources) -> str:
     """Which kind of event this instruction is."""
-    if isinstance(one, ptx.Instruction):
-        return _ptx_kind(one, sources)
-    if one.is_barrier:
-        return flow.BARRIER
-    if one.waits_for_memory or one.writes_back:
-        return flow.COMPLETE
-    if is_poll(one, sources):
-        return flow.JOINT
-    if one.is_atomic or one.is_store:
-        if _releases_on_amd(one, sources):
-            return flow.RELEASE
-        return flow.JOINT if one.keys & sources.scalars else flow.STORE
-    return flow.LOAD if one.is_load else flow.JOINT
-
-
-def _ptx_kind(one: ptx.Instruction, sources: Sources) -> str:
     if one.is_barrier or (one.is_warp_barrier and sources.num_warps == 1):
         return flow.BARRIER
     if one.completes_bulk:
@@ -122,9 +79,7 @@ def _published_by_fence(instructions: Sequence[Instruction], sources: Sources) -
     found: set[int] = set()
     fenced = 0
     for index, one in enumerate(instructions):
-        if not isinstance(one, ptx.Instruction) or not one.asm_block:
-            continue
-        if not one.keys & sources.assembly:
+        if not one.asm_block or not one.keys & sources.assembly:
             continue
         if one.base in ("fence", "membar") and "proxy" not in one.parts:
             if one.scope in ("gpu", "sys"):
@@ -235,73 +190,39 @@ def _comes_back(program: Program, start: int, sources: Sources) -> bool:
 
 @dataclass(frozen=True)
 class Exposed:
-    """A release that a store reaches without what it needs: a block barrier, the completion of
-    a bulk store, the end of the wave's stores, or the write-back of a cache. `OTHER_WAVES` is
-    less than a defect: the barrier came while another wave's stores were under way."""
+    """A release that a store reaches without what it needs: a block barrier, or the completion of
+    a bulk store."""
 
     release: Instruction
     store: Instruction
     lacks: str
 
 
-NO_BARRIER, NOT_COMPLETE, IN_FLIGHT, NOT_WRITTEN_BACK, OTHER_WAVES, WAITED = (
-    "barrier",
-    "completion",
-    "in flight",
-    "write-back",
-    "other waves",
-    "other waves, waited for",
-)
+NO_BARRIER, NOT_COMPLETE = "barrier", "completion"
 
 
-def exposed_releases(
-    graph: flow.Graph, sources: Sources, scope_of: Callable[[Instruction], str]
-) -> list[Exposed]:
+def exposed_releases(graph: flow.Graph) -> list[Exposed]:
     """Every pair of a release and a store that reaches it uncovered."""
 
     def step(node: flow.Node, state: frozenset) -> frozenset:
         one = node.origin
         if node.kind == flow.STORE:
-            if isinstance(one, ptx.Instruction):
-                lacks = NOT_COMPLETE if one.copies == "out" else NO_BARRIER
-                return _drop(state, one, lacks) | {(one, lacks)}
-            return state | {(one, NO_BARRIER), (one, IN_FLIGHT), (one, NOT_WRITTEN_BACK)}
+            lacks = NOT_COMPLETE if one.copies == "out" else NO_BARRIER
+            return _drop(state, one, lacks) | {(one, lacks)}
         if node.kind == flow.BARRIER:
-            waves = {(store, OTHER_WAVES) for store, lacks in state if lacks == IN_FLIGHT}
-            return frozenset(item for item in state if item[1] not in (NO_BARRIER, WAITED)) | waves
-        if node.kind == flow.COMPLETE and isinstance(one, ptx.Instruction):
-            # Written, but known to the thread that issued it alone.
-            return frozenset(
-                (store, NO_BARRIER) if lacks == NOT_COMPLETE else (store, lacks)
-                for store, lacks in state
-            )
+            return frozenset(item for item in state if item[1] != NO_BARRIER)
         if node.kind == flow.COMPLETE:
-            if not one.waits_for_memory:
-                return frozenset(item for item in state if item[1] != NOT_WRITTEN_BACK)
-            # Every wave that comes here has its stores behind it; the next barrier says so to all.
-            return frozenset(
-                (store, WAITED if lacks == OTHER_WAVES else lacks)
-                for store, lacks in state
-                if lacks != IN_FLIGHT
-            )
+            # Written, but known to the thread that issued it alone.
+            return frozenset((store, NO_BARRIER) for store, _ in state)
         return state
 
     states = flow.reaching(graph, step)
-    found: list[Exposed] = []
-    for node, state in zip(graph.nodes, states, strict=True):
-        if node.kind != flow.RELEASE or not state:
-            continue
-        for store, lacks in sorted(state, key=lambda item: item[0].line):
-            is_one_wave = sources.num_warps == 1 and isinstance(store, amdgcn.Instruction)
-            if is_one_wave and lacks in (NO_BARRIER, OTHER_WAVES, WAITED):
-                continue  # one wave needs no barrier
-            if lacks == NO_BARRIER and getattr(node.origin, "by_warps", False):
-                continue  # every warp publishes its own stores
-            if lacks == NOT_WRITTEN_BACK and scope_of(node.origin) == "cta":
-                continue
-            lacks = OTHER_WAVES if lacks == WAITED else lacks
-            found.append(Exposed(node.origin, store, lacks))
-    return found
+    return [
+        Exposed(node.origin, store, lacks)
+        for node, state in zip(graph.nodes, states, strict=True)
+        if node.kind == flow.RELEASE and state
+        for store, lacks in sorted(state, key=lambda item: item[0].line)
+    ]
 
 
 def _drop(state: frozenset, one: Instruction, lacks: str) -> frozenset:

@@ -29,11 +29,6 @@ def key_of(loc: Loc) -> Key:
     return tuple((file.rsplit("/", 1)[-1], line, column) for file, line, column in loc)
 
 
-def coarse(key: Key) -> Key:
-    """`key` without columns: AMD's passes move an atomic to the column of its address."""
-    return tuple((file, line, 0) for file, line, _ in key)
-
-
 def is_known(loc: Loc) -> bool:
     return bool(loc) and loc[0][1] > 0
 
@@ -78,7 +73,7 @@ class AssemblyLines:
         self._last[own] = parent
         if parent is not None:
             return tuple(self._chains((), own, (parent,))) or (self._told_last(own),)
-        comment = _ASM_PART.findall(re.split(r"//|;", line, maxsplit=1)[-1])
+        comment = _ASM_PART.findall(line.partition("//")[2])
         if comment:
             return (
                 tuple(

@@ -13,10 +13,9 @@ from dataclasses import dataclass, field
 from weft.verify.places import NOWHERE, AssemblyLines, Key, Loc, key_of
 
 _LABEL = re.compile(r"^([A-Za-z_$%][\w$%]*)\s*:(?!:)")
-_INSTRUCTION = re.compile(r"^(?:@(!?)(%?[\w$]+)\s+)?([a-z][\w.:]*)\s*(.*)$", re.DOTALL)
+_INSTRUCTION = re.compile(r"^(?:@!?(%?[\w$]+)\s+)?([a-z][\w.:]*)\s*(.*)$", re.DOTALL)
 _REGISTER = re.compile(r"%[a-z]+\d+\b")
 _PARAMETER = re.compile(r"_param_(\d+)")
-_WIDTH = re.compile(r"^[bfsu](\d+)$|^b128$")
 
 SEMANTICS = {"relaxed", "acquire", "release", "acq_rel", "sc", "volatile"}
 SCOPES = {"cta", "cluster", "gpu", "sys"}
@@ -25,19 +24,16 @@ SCOPES = {"cta", "cluster", "gpu", "sys"}
 @dataclass(eq=False)
 class Instruction:
     """One instruction; `parts` is its opcode split at dots; `asm_block` numbers the inline
-    assembly that it stands in, 0 outside; `locs` are the places it may stand for, `keys` theirs.
-    `by_warps`: assembly in which every warp's threads meet and one lane of each goes on."""
+    assembly that it stands in, 0 outside; `locs` are the places it may stand for, `keys` theirs."""
 
     opcode: str
     operands: str
     predicate: str
-    negated: bool
     locs: tuple[Loc, ...]
     line: int
     asm_block: int
     parts: list[str] = field(default_factory=list)
     target: str = ""
-    by_warps: bool = False
 
     def __post_init__(self) -> None:
         self.loc = self.locs[0]
@@ -105,15 +101,6 @@ class Instruction:
             and self.operands.strip().rstrip(";") == "0"
         )
 
-    @property
-    def bytes(self) -> int:
-        """What a load or store of one thread moves."""
-        count = next((int(p[1:]) for p in self.parts if re.fullmatch(r"v[248]", p)), 1)
-        for part in reversed(self.parts):
-            if match := _WIDTH.match(part):
-                return count * int(match[1] or 128) // 8
-        return 0
-
 
 @dataclass(eq=False)
 class Program:
@@ -121,7 +108,6 @@ class Program:
 
     instructions: list[Instruction]
     successors: list[list[int]]
-    num_threads: int
     has_lines: bool
     definitions: dict[str, list[Instruction]]
 
@@ -156,11 +142,9 @@ def parse(text: str, files: Mapping[str, str], known: Collection[Key] = frozense
     locs: tuple[Loc, ...] = (NOWHERE,)
     lines = AssemblyLines(text, files, known)
     has_lines = inside = False
-    num_threads = asm_block = num_asm = 0
+    asm_block = num_asm = 0
     for number, line in enumerate(text.splitlines(), 1):
         stripped = line.strip()
-        if stripped.startswith(".reqntid"):
-            num_threads = _product(stripped)
         if not inside:
             # The kernel's body follows its header; other functions are left alone.
             inside = ".entry" in stripped
@@ -208,9 +192,7 @@ def parse(text: str, files: Mapping[str, str], known: Collection[Key] = frozense
             match = _INSTRUCTION.match(statement)
             if match is None:
                 continue
-            one = Instruction(
-                match[3], match[4], match[2] or "", match[1] == "!", locs, number, asm_block
-            )
+            one = Instruction(match[2], match[3], match[1] or "", locs, number, asm_block)
             one.parts = one.opcode.split(".")
             if one.base in ("bra", "brx"):
                 one.target = one.operands.split(",")[-1].strip()
@@ -218,22 +200,8 @@ def parse(text: str, files: Mapping[str, str], known: Collection[Key] = frozense
             instructions.append(one)
         if not scopes:
             break
-    _mark_warps(instructions)
     successors = _successors(instructions, labels, branches, tables)
-    return Program(instructions, successors, num_threads, has_lines, _definitions(instructions))
-
-
-def _mark_warps(instructions: list[Instruction]) -> None:
-    """Which accesses of assembly are made by one lane of every warp, behind a warp barrier."""
-    met: dict[int, set[str]] = {}
-    for one in instructions:
-        if one.asm_block:
-            signs = met.setdefault(one.asm_block, set())
-            if one.is_warp_barrier:
-                signs.add("barrier")
-            elif "%laneid" in one.operands:
-                signs.add("lane")
-            one.by_warps = bool(one.predicate) and signs == {"barrier", "lane"}
+    return Program(instructions, successors, has_lines, _definitions(instructions))
 
 
 def _statement(code: str) -> tuple[str, str]:
@@ -276,10 +244,3 @@ def _definitions(instructions: list[Instruction]) -> dict[str, list[Instruction]
         for register in _REGISTER.findall(target):
             found.setdefault(register, []).append(one)
     return found
-
-
-def _product(text: str) -> int:
-    result = 1
-    for number in re.findall(r"\d+", text):
-        result *= int(number)
-    return result

@@ -6,9 +6,8 @@ import re
 from collections.abc import Mapping
 
 from weft.base.errors import UsageError
-from weft.ir.ttir import Op, Value
-from weft.verify import amdgcn, events, machine, ptx, ttgir
-from weft.verify.places import Key, Loc, coarse, key_of
+from weft.verify import ptx, ttgir
+from weft.verify.places import Key, Loc, key_of
 from weft.verify.waits import GroupedWaits, Wait, find_waits
 
 _FILE = re.compile(r'loc\("([^"]+)":\d+:\d+')
@@ -39,23 +38,16 @@ class Stages:
             for stage in ("ttir", "ttgir")
             for file in _FILE.findall(texts.get(stage, ""))
         }
-        self.assembly = next((stage for stage in ("ptx", "amdgcn") if stage in texts), "")
-        self.program: machine.Program | None = None
-        if self.assembly:
-            reader = ptx if self.assembly == "ptx" else amdgcn
+        self.program: ptx.Program | None = None
+        if "ptx" in texts:
             modules = (self.source, self.latest)
             known = {key_of(one.chain) for module in modules for one in module.kernel.walk()}
-            self.program = reader.parse(texts[self.assembly], self.files, known)
+            self.program = ptx.parse(texts["ptx"], self.files, known)
         self.waits = find_waits(self.source.kernel)
         self.groups: dict[Key, int] = {}
         self.members: list[list[Wait]] = []
         self._number_waits()
         self.lost: set[int] = set()
-        self.aliases = self._find_aliases()
-
-    @property
-    def is_amd(self) -> bool:
-        return self.assembly == "amdgcn"
 
     @property
     def latest(self) -> ttgir.Module:
@@ -82,35 +74,3 @@ class Stages:
 
     def wait_loc(self, group: int) -> Loc:
         return self.members[group][0].loc
-
-    def key(self, loc: Loc) -> Key:
-        """`loc` as the assembly's instructions have it."""
-        return coarse(key_of(loc)) if self.is_amd else key_of(loc)
-
-    def keys(self, operation: Op) -> set[Key]:
-        """The places at which the assembly may have this atomic.
-
-        On AMD, Triton gives an atomic the place of its address, not its own.
-        """
-        key = key_of(operation.chain)
-        return {coarse(key), *self.aliases.get(key, ())} if self.is_amd else {key}
-
-    def _find_aliases(self) -> dict[Key, set[Key]]:
-        """For each atomic, by its place: the places of its address."""
-        found: dict[Key, set[Key]] = {}
-        for module in {id(module): module for module in (self.source, self.latest)}.values():
-            function = module.kernel
-            users: dict[Value, list[Op]] = {}
-            for operation in function.walk():
-                for operand in operation.operands:
-                    users.setdefault(operand, []).append(operation)
-            for operation in function.walk():
-                if events.order_of(operation) is None:
-                    continue
-                address = operation.operands[0]
-                maker = function.definitions.get(address)
-                # An argument has the place of whichever of its users is lowered first.
-                makers = [maker] if maker is not None else users.get(address, [])
-                places = found.setdefault(key_of(operation.chain), set())
-                places.update(coarse(key_of(one.chain)) for one in makers)
-        return found

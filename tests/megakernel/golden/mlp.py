@@ -32,7 +32,8 @@ import triton.language as tl
 
 import weft.language as wl
 from weft.megakernel.tasks import destinations, elementwise, matmul, move, scoreboard
-from weft.tiles import gemm
+from weft.tiles import gemm, tile_trace
+from weft.tiles.hooks import epilogue
 
 
 class Values(NamedTuple):
@@ -83,8 +84,8 @@ def _matmul(task, v, s, tile, rank, world):
 @triton.jit
 def _silu_mul(task, v, s, tile, rank, world):
     """gated = silu_mul(product)"""
-    elementwise.silu_mul(
-        task, v.product, s.m, s.gated_n, s.product_stride, tile,
+    elementwise.in_pairs(
+        task, v.product, s.m, s.gated_n, s.product_stride, epilogue.silu_mul, tile,
         destinations.here, destinations.Here(v.gated, s.m, s.gated_n, s.gated_stride),
     )  # fmt: skip
 
@@ -113,24 +114,52 @@ def _reduce(task, v, s, tile, rank, world):
     move.reduce(
         task,
         move.Summands(v.product_2, s.x_n, v.scattered_partials, s.x_n, s.scattered_partials_slab),
-        rank, s.x_n, False, tile,
+        rank, s.x_n, tile,
         destinations.placed, destinations.Placed(v.scattered, s.x_n, s.x_n, rank), world,
+    )  # fmt: skip
+
+
+@triton.jit
+def _matmul_ahead(task, v, s, tile, num_bytes: tl.constexpr):
+    """Asks for w1"""
+    matmul.ahead(
+        task, v.w1, gemm.Shape(s.m, s.product_n, s.x_n, s.x_n, s.product_n, s.product_stride), tile,
+        num_bytes,
+    )  # fmt: skip
+
+
+@triton.jit
+def _matmul_2_ahead(task, v, s, tile, num_bytes: tl.constexpr):
+    """Asks for w2"""
+    matmul.ahead(
+        task, v.w2, gemm.Shape(s.m, s.x_n, s.gated_n, s.gated_stride, s.x_n, s.x_n), tile,
+        num_bytes,
     )  # fmt: skip
 
 
 @triton.jit
 def mlp_persistent(
     v, s, gather_tile, matmul_tile, silu_mul_tile, matmul_2_tile, send_tile, reduce_tile, board,
-    slot, world, is_dynamic: tl.constexpr,
+    slot, world, ahead: tl.constexpr,
 ):  # fmt: skip
-    """Workers take tasks, from queues of their own or by ticket, until none is left."""
+    """Workers take the tasks by turns until none is left."""
     rank = wl.rank(world).to(tl.int32)
-    worker, num_workers = tl.program_id(0), tl.num_programs(0)
+    turn, num_workers = tl.program_id(0), tl.num_programs(0)
     e = scoreboard.begin(world, slot)
-    turn, end = scoreboard.first_turn(board, worker, num_workers, is_dynamic)
-    while turn < end:
+    num_tasks = tl.load(board.counts)
+    traced = tile_trace.kept(world)
+    while turn < num_tasks:
         task = scoreboard.task_at(board, turn)
+        if traced is not None:
+            start = wl.timestamp()
+        if ahead > 0:
+            if task.body == 1:
+                _matmul_ahead(task, v, s, matmul_tile, ahead)
+            elif task.body == 3:
+                _matmul_2_ahead(task, v, s, matmul_2_tile, ahead)
         scoreboard.wait_for(world, board, task)
+        if traced is not None:
+            tile_trace.open_record(traced, turn, task, start, wl.timestamp() - start)
         if task.body == 0:
             _gather(task, v, s, gather_tile, rank, world)
         elif task.body == 1:
@@ -143,6 +172,10 @@ def mlp_persistent(
             _send(task, v, s, send_tile, rank, world)
         elif task.body == 5:
             _reduce(task, v, s, reduce_tile, rank, world)
+        if traced is not None:
+            tile_trace.stamp(traced, turn, tile_trace.SUMMED)
         scoreboard.notify(world, board, task)
-        turn = scoreboard.next_turn(board, turn, end, num_workers, is_dynamic)
+        if traced is not None:
+            tile_trace.stamp(traced, turn, tile_trace.END)
+        turn += num_workers
     scoreboard.finish(world, board, slot, e, num_workers)

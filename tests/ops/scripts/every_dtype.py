@@ -48,8 +48,6 @@ class Case:
 
     def is_right(self, out: torch.Tensor) -> bool:
         want = self.expected.contiguous()
-        if self.config.transport == "ring" and self.op.name in SUMS:  # adds in another order
-            return bool(torch.allclose(out.cpu().float(), want.float(), rtol=0.02, atol=0.02))
         return torch.equal(out.cpu().view(torch.uint8), want.view(torch.uint8))
 
     def failures(self) -> Iterator[str]:

@@ -41,7 +41,14 @@ def every_size(world: Any) -> int:
     """Every operator by every transport."""
     cases = 0
     for m, n, experts, top_k, dtype, scales in CASES:
-        shape = {"m": m, "n": n, "experts": experts, "top_k": top_k, "tile_m": 64, "scales": scales}
+        shape = {
+            "m": m,
+            "n": n,
+            "experts": experts,
+            "top_k": top_k,
+            "tile_m": 64,
+            "scale_bytes": 4 * scales,
+        }
         for name, allowed in (("ep_dispatch", 0.0), ("ep_combine", tolerance(dtype, top_k))):
             op = card(name)
             if dtype not in op.dtypes:

@@ -173,14 +173,13 @@ def main() -> None:
         Case(world, mlp, {"gathered": "sm_put"}, sizes),
         Case(world, gemm_ar, {"reduced": "sm_put"}, sizes),
     ] if len(nodes_of(world)) > 1 else [
-        Case(world, mlp, {"gathered": "ce_pull"}, sizes),
         Case(world, mlp, {"gathered": "sm_push"}, sizes),
         Case(world, mlp, {"gathered": "sm_push"}, sizes, columns=160),
         Case(world, mlp, {"gathered": "ce_push"}, sizes, columns=320),
         # Strides that TMA can have, and that it cannot.
         Case(world, mlp, {"gathered": "ce_push"}, sizes, padding=8),
         Case(world, mlp, {"gathered": "sm_push"}, sizes, padding=3),
-        Case(world, mlp, {"gathered": "ce_pull", "scattered": "ce_push"}, sizes),
+        Case(world, mlp, {"gathered": "ce_push", "scattered": "ce_push"}, sizes),
         Case(world, gemm_ar, {"reduced": "sm_push"}, sizes),
         # The second call has more rows, which lie in the same boxes.
         Case(world, few, {"reduced": "one_shot_ll"}, (1, *sizes[1:])),

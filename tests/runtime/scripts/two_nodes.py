@@ -34,18 +34,18 @@ def letters(world, x, inbox, own, arrived, out, turn, size, n: tl.constexpr):
     for hop in range(ranks):
         to = (me + hop) % ranks
         box, word = inbox + me * n, arrived + me
-        # 0: a part of a tile of pointers. 1: values, SET. 2: under way until the fence
+        # 0: a part of a tile of pointers. 1: values, SET. 2: a fence and a relaxed signal
         wl.put(world, box + i, x + i, to=to, mask=(i > 2) & (i < size))
         wl.notify(world, word, to=to)
         box, word = box + ranks * n, word + ranks
         wl.put_signal(world, box + i, tl.load(x + i), word, e, to=to)
         box, word = box + ranks * n, word + ranks
-        wl.put_nbi(world, box + i, x + i, to=to)
+        wl.put(world, box + i, x + i, to=to)
         wl.fence(world)
         wl.notify(world, word, e, to=to, op=wl.SignalOp.SET, order=wl.Order.RELAXED)
-        # 3: each warp for itself. 4: one element. 5: rows of which a part is meant
+        # 3: pointers, added. 4: one element. 5: rows of which a part is meant
         box, word = box + ranks * n, word + ranks
-        wl.put_signal_warp(world, box + i, x + i, word, to=to)
+        wl.put_signal(world, box + i, x + i, word, to=to, op=wl.SignalOp.ADD)
         box, word = box + ranks * n, word + ranks
         wl.put_signal(world, box + 5, tl.load(x + 5), word, to=to, op=wl.SignalOp.ADD)
         box, word = box + ranks * n, word + ranks
@@ -58,17 +58,14 @@ def letters(world, x, inbox, own, arrived, out, turn, size, n: tl.constexpr):
         box = box + ranks * n
         wl.put(world, box + i, tl.load(x + i), to=to)
     wl.notify_all(world, arrived + 7 * ranks + me)
-    wl.wait(arrived, at_least=e, count=3 * ranks, world=world)
-    wl.wait(arrived + 3 * ranks, at_least=e * wl.num_warps(), count=ranks, world=world)
-    wl.wait(arrived + 4 * ranks, at_least=e, count=4 * ranks, world=world)
+    wl.wait(arrived, at_least=e, count=8 * ranks, world=world)
     for part in range(8 * ranks):
         tl.store(out + part * n + i, tl.load(inbox + part * n + i))
     for source in range(ranks):
         # 8: a part of a tile fetched. 9: addresses in no order
         to = out + (8 * ranks + source) * n
         wl.get(world, to + i, own + i, source=source, mask=(i > 2) & (i < size))
-        wl.get_nbi(world, to + ranks * n + mixed, own + mixed, source=source, mask=mixed > 2)
-    wl.quiet(world)
+        wl.get(world, to + ranks * n + mixed, own + mixed, source=source, mask=mixed > 2)
     wl.barrier(world)
     tl.store(turn, e)
 

@@ -91,7 +91,7 @@ def test_each_source_has_a_word_for_each_part_of_each_tile(world, words):
     parts = parts_of(*world, words)
     own = [at for at in order_of(parts, 0, num_ranks) if at.owner == 0]
     found = [
-        partition.word_of.fn(0, at, part, source, num_ranks, parts)
+        partition.signal_of.fn(0, at, part, source, num_ranks, parts)
         for at in own
         for part in range(words)
         for source in range(num_ranks)

@@ -27,6 +27,7 @@ class FakeKernel:
     name: str
     function: object
     source: str = ""
+    num_threads: int = 128
     parameters: tuple = ()
     locations: list = field(
         default_factory=lambda: [Place((Frame("tiny.py", line, "k"),)) for line in range(100)]

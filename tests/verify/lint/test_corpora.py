@@ -20,9 +20,9 @@ RIGHT = (
 
 # Kernels with parts to leave out or to weaken, or that only compile: findings are planted there.
 PLANTED = {
+    "tests/emulator/scripts/foreign/plain_wait.py": {"plain-load-wait"},
     "tests/emulator/scripts/raw_ring.py": {"device-scope"},
     "tests/language/language_kernels.py": {"device-scope"},
-    "tests/language/transfer_kernels.py": {"relaxed-signal"},
     "tests/litmus/data_kernels.py": {
         "relaxed-signal",
         "spin-without-acquire",

@@ -53,6 +53,12 @@ def test_kinds_primitives_and_lines_must_fit(tmp_path):
     assert not second.covers(mutant(file, 9, "value-1", "notify"))
 
 
+def test_primitives_of_gluon_have_the_name_of_their_module(tmp_path):
+    text = "# weft: equivalent-mutant drop of tma.store_wait, wait: free already\nstore(x)\n"
+    (note,) = notes_in(written(tmp_path / "a.py", text))
+    assert note.primitives == ("tma.store_wait", "wait") and note.reason == "free already"
+
+
 def test_only_notes_on_the_way_are_asked_for(tmp_path):
     file = written(tmp_path / "a.py")
     assert [note.line for note in notes_for([mutant(file, 9, "drop")])] == [9]

@@ -23,7 +23,7 @@ def kinds(module) -> set[str]:
 
 
 def source(module) -> str:
-    return write_kernel(module, affine=True).source
+    return write_kernel(module).source
 
 
 def mutants_of(module, kind: str, primitive: str):

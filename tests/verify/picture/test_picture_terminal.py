@@ -65,7 +65,6 @@ def test_signals_of_one_wait_run_together_and_others_beside():
 @pytest.mark.parametrize("width", [60, 80, WIDTH])
 def test_no_line_is_wider_than_asked_for(width, tmp_path):
     source = tmp_path / "a_script_with_quite_a_long_name_for_a_script.py"
-    source.write_text("x = 1\n" * 3 + f"wait({'a' * 200})  # {'b' * 100}\n" * 2)
     story, parties = Story(), [program(rank, 7) for rank in range(12)]
     for party in parties:
         peer = word((party.rank + 1) % 12, 12345, "a_signal_with_a_long_name")
@@ -80,34 +79,6 @@ def test_no_line_is_wider_than_asked_for(width, tmp_path):
     text = render(draw(story.events, finding), width).plain
     assert max(map(len, text.splitlines())) <= width
     assert not any(line != line.rstrip() for line in text.splitlines())
-    assert source.name in text and "^^^^" in text
-
-
-def test_the_lines_that_tell_are_underlined(tmp_path):
-    source = tmp_path / "ring.py"
-    source.write_text("def ring():\n    put(x)  # too late\n    other()\n\n\n\n\n\n    load(x)\n")
-    events, finding = told_too_early()
-    sides = [
-        Side.at(
-            Place((Frame(str(source), line),)), rank=old.rank, kernel=old.kernel,
-            program=old.program, note=old.note, step=old.step, tensor=old.tensor, index=old.index,
-        )
-        for old, line in zip(finding.sides, (9, 2))
-    ]  # fmt: skip
-    events[5] = events[5].__class__(5, "finding", events[5].party, sides[0].place, text="race")
-    text = render(draw(events, Finding("race", "nothing orders", *sides))).plain
-    shown = text[text.index("ring.py\n") :].splitlines()[1:]
-    assert shown == [
-        "     1 │ def ring():",
-        ">    2 │     put(x)  # too late",
-        "       │     ^^^^^^",
-        "       │     A wrote inbox@rank1[3] (step 2)",
-        "     3 │     other()",
-        "       ⋮",
-        ">    9 │     load(x)",
-        "       │     ^^^^^^^",
-        "       │     B reads inbox@rank1[3] (step 5)",
-    ]
 
 
 def test_colour_adds_nothing_but_colour():

@@ -1,6 +1,6 @@
-"""A transfer that does not block, a fence, and a relaxed signal.
+"""A put, a fence, and a relaxed signal.
 
-Suspicious  the signal is relaxed, and nobody waits for the transfer to complete
+Suspicious  the signal is relaxed
 Right       whoever sees a signal sent after the fence sees what was put before it
 """
 
@@ -14,7 +14,7 @@ import weft.language as wl
 @triton.jit
 def exchange(world, x, source, ready, out):
     if wl.rank(world) == 0:
-        wl.put_nbi(world, x + lanes(), source + lanes(), to=1)
+        wl.put(world, x + lanes(), source + lanes(), to=1)
         wl.fence(world)
         wl.notify(world, ready, to=1, order=wl.Order.RELAXED)
     else:

@@ -18,7 +18,8 @@ from weft.compiler.cost.products import Product
 from weft.compiler.facts import Facts
 from weft.compiler.passes.tile import held_by, is_cut_whole, number
 from weft.ir.core import wrong_tile
-from weft.ir.task import ENGINES, INSIDE, LL, Program, Task, are_alike, is_carried_by
+from weft.ir.task import ENGINES, INSIDE, LL, Program, Task, are_alike, is_staged_by
+from weft.ir.tensor import Size
 from weft.tiles import blocking, gemm_sm90
 
 LIBRARY = "library"
@@ -29,9 +30,9 @@ HOPPER_CUTS = (*PLAIN_CUTS, gemm_sm90.MIDDLE)
 BY_STORES = ("sm_push", "sm_put")
 # Below so many rows a sum over ranks is worth sending by packets at all.
 PACKET_ROWS = 1024
-# Tiles where weights take the time, not products.
+# Up to so many rows a tile of 128 is mostly empty, and weights are what takes time; tiles then.
 SMALL_TILE, SMALL_M = (16, 64, 128), 64
-# From so many bytes of a shard on a second flag pays for its copy's start.
+# From so many bytes of a shard on a second flag pays for its copy's start (there, at 32 MiB).
 TWO_CHUNKS_BYTES = 24 << 20
 # Of rows that SMs push, what one program stores to a rank, in a chunk of its own: one program
 # stores 20 GB/s, all of them fill the links.
@@ -57,8 +58,8 @@ def ways(
     """
     product, shape = products_of[0], shape_together(program, products_of, facts)
     found = [
-        Way(engine, tile, chunks, predicted_us(collective, replace(shape, tile=tile), engine,
-                                               chunks, facts))
+        Way(engine, tile, chunks, predicted_us(product, collective, replace(shape, tile=tile),
+                                               engine, chunks, facts))
         for engine in engines_of(collective, shape, facts)
         for tile in tiles_of(product, collective, engine, shape, facts)
         for chunks in chunks_of(collective, replace(shape, tile=tile), engine, facts)
@@ -152,7 +153,7 @@ def engines_of(collective: Task, shape: Product, facts: Facts) -> Iterator[str]:
             continue  # of rows that tiles read by index; others an operator's schedule asks for
         if (engine == "sm_put") != is_far:
             continue  # stores and copies reach one domain; puts are for others
-        by_copies = engine in products.ENGINES
+        by_copies = engine == "ce_push"
         if collective.kind != "all_gather":
             if by_copies and facts.is_recorded:
                 continue  # of a graph's branches none is sure to begin before another
@@ -180,6 +181,13 @@ def _worth_trying(
         yield SMALL_TILE
         return
     dtype = product.type.dtype
+    if product.kind == "matmul_tn":
+        held = held_by(product.type, 0, facts.sizes, facts.num_ranks).extents
+        m, n, k = (max(size, 1) for size in (*held, shape.m))
+        rows = k if facts.target.backend == "emu" else m
+        cut = next(blocking.candidates(m, n, rows, dtype, facts.target))
+        yield cut.tile_m, cut.tile_n, cut.tile_k
+        return
     if _is_for_hopper(shape, facts):
         # The generic variant has a power of two of columns. It runs over several nodes, and where
         # ranks signal tiles to each other it must be able to stand in.
@@ -195,7 +203,7 @@ def _worth_trying(
 def _is_for_hopper(shape: Product, facts: Facts) -> bool:
     """Does the template for Hopper multiply it there?"""
     row_bytes = [extent * shape.itemsize for extent in (shape.n, shape.k)]
-    is_hopper = facts.target.name == "cuda:90" and shape.itemsize == 2
+    is_hopper = facts.target.arch == 90 and shape.itemsize == 2
     return is_hopper and shape.m > SMALL_M and blocking.can_use_tma(facts.target, row_bytes)
 
 
@@ -210,7 +218,7 @@ def is_read(
 ) -> bool:
     """Were times like this one read? What engines carry of sums, of the template for Hopper alone:
     elsewhere it has to be asked for, as among one rank."""
-    if not is_carried_by(collective.kind, way.engine):
+    if not is_staged_by(collective.kind, way.engine):
         return True
     shape = shape_together(program, products_of, facts)
     return facts.num_ranks > 1 and _is_for_hopper(shape, facts)
@@ -219,8 +227,9 @@ def is_read(
 def chunks_of(collective: Task, shape: Product, engine: str, facts: Facts) -> Iterator[int | str]:
     """Signal words of a rank's rows; sums have one for each tile, or for each chunk of columns that
     an engine carries."""
-    if is_carried_by(collective.kind, engine):
-        yield from carried_chunks(collective, shape.tile[1])
+    if is_staged_by(collective.kind, engine):
+        assert collective.type is not None
+        yield from staged_chunks(collective.type.sizes[1], shape.tile[1])
         return
     if collective.kind != "all_gather":
         yield "tiles"
@@ -230,23 +239,22 @@ def chunks_of(collective: Task, shape: Product, engine: str, facts: Facts) -> It
         most = min(facts.target.num_sms // facts.num_ranks, shape.rows, shard_bytes // PUSHED_BYTES)
         yield max(1, most)
         return
-    yield 1
-    is_fine = shard_bytes >= TWO_CHUNKS_BYTES or facts.target.backend == "emu"
-    if engine in products.ENGINES and is_fine:
-        yield 2
+    yield from range(1, 1 + (most_chunks(shard_bytes, facts.target) if engine == "ce_push" else 1))
 
 
-def carried_chunks(collective: Task, tile_n: int) -> Iterator[int]:
+def most_chunks(shard_bytes: int, target: Target) -> int:
+    """Of rows that copy engines bring."""
+    return 2 if shard_bytes >= TWO_CHUNKS_BYTES or target.backend == "emu" else 1
+
+
+def staged_chunks(columns: Size, tile_n: int) -> Iterator[int]:
     """Into how many chunks a part's columns may be cut: several are alike, of whole tiles, at all
     sizes of a class."""
-    assert collective.type is not None
-    for chunks in products.CARRIED_CHUNKS:
-        if are_alike(collective.type.sizes[1], chunks, tile_n):
-            yield chunks
+    return (one for one in products.STAGED_CHUNKS if are_alike(columns, one, tile_n))
 
 
 def predicted_us(
-    collective: Task, shape: Product, engine: str, chunks: int | str, facts: Facts
+    product: Task, collective: Task, shape: Product, engine: str, chunks: int | str, facts: Facts
 ) -> float | None:
     """When the kernel would end, by the machine of the target; None where none was measured.
 
@@ -258,12 +266,14 @@ def predicted_us(
     if machine is None:
         return None
     if collective.kind == "all_gather":
-        is_staged = collective.operands[0] not in facts.on_heap
         assert isinstance(chunks, int)
-        us = products.gathered_us(shape, machine, engine, chunks=chunks, staged=is_staged)
-    elif is_carried_by(collective.kind, engine):
+        predict = products.gathered_us
+        if product.kind == "matmul_tn":
+            predict = products.contracted_us
+        us = predict(shape, machine, engine, chunks=chunks)
+    elif is_staged_by(collective.kind, engine):
         assert isinstance(chunks, int)
-        us = products.carried_us(shape, machine, chunks)
+        us = products.staged_us(shape, machine, chunks)
     elif collective.kind == "reduce_scatter":
         us = products.scattered_us(shape, machine)
     else:
@@ -272,14 +282,16 @@ def predicted_us(
 
 
 def shape_of(program: Program, product: Task, facts: Facts) -> Product:
-    """m, n and k of one rank, where shards are full; a fused product has the rows of all ranks."""
+    """m, n and k of one rank, where shards are full; a fused product has the rows of all ranks. Of
+    one that sums over these, k are the columns of what is gathered."""
     assert product.type is not None
-    left = program.task(product.operands[0]).type
-    assert left is not None
+    first = program.task(product.operands[0])
+    assert first.type is not None
     held = held_by(product.type, 0, facts.sizes, facts.num_ranks)
-    part = held_by(left, 0, facts.sizes, facts.num_ranks)
+    part = held_by(first.type, 0, facts.sizes, facts.num_ranks)
+    (m, n), k = held.extents, part.end_column
+    if product.kind == "matmul_tn":
+        n, k = held.extents if first not in program.gathers(product) else held.extents[::-1]
+        m = part.end_row
     itemsize = DTYPES[product.type.dtype].itemsize
-    return Product(
-        held.end_row, held.end_column, part.end_column, facts.num_ranks, (128, 128, 64), itemsize,
-        num_nodes=facts.num_nodes,
-    )  # fmt: skip
+    return Product(m, n, k, facts.num_ranks, (128, 128, 64), itemsize, num_nodes=facts.num_nodes)

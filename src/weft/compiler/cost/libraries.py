@@ -36,11 +36,12 @@ def collective_us(
     """
     if num_ranks == 1:
         return 0.0
+    # Of the shards that came where it was read.
+    shards = (num_ranks - 1) / (machine.library_ranks - 1)
     if kind == "all_gather":
-        # Read on four ranks, where three shards come.
-        near_us = on_curve(machine.gather, (num_ranks - 1) / 3 * part_bytes)
+        near_us = on_curve(machine.gather, shards * part_bytes)
     elif kind == "reduce_scatter":
-        near_us = on_curve(machine.scatter, part_bytes)
+        near_us = on_curve(machine.scatter, shards * part_bytes)
     else:
         near_us = on_curve(machine.reduce, all_bytes)
     if num_nodes == 1:

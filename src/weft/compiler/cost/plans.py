@@ -12,41 +12,36 @@ from math import ceil, prod
 from typing import Any, NamedTuple
 
 from weft.base.counts import counted
-from weft.base.dtypes import DTYPES
 from weft.base.errors import UsageError
 from weft.base.hardware import Hardware
 from weft.base.parts import full_part
 from weft.base.schedule import LINKS, PROGRAMS, Schedule, Signal, Span
 from weft.compiler.cost import libraries
+from weft.compiler.cost.alike import CALL, STEP, Arrivals, classes
+from weft.compiler.cost.plan_at import PlanAt, product_of
 from weft.compiler.cost.products import (
     Product,
     grouped_us,
     leaving_us,
     multiply_us,
     reread_us,
+    row_us,
     tile_us,
 )
-from weft.compiler.passes.allocate import extent_of
 from weft.ir.device import (
     After,
-    Buffer,
     Call,
     Channel,
     Copy,
-    Do,
     Launch,
-    Notify,
     Part,
     Plan,
     Step,
     Take,
-    Tiles,
     Wait,
 )
+from weft.ir.kinds import GATHERED
 from weft.ir.schedule import PUSHERS
-from weft.ir.tensor import Size
-from weft.language.mapping import as_python
-from weft.tiles import hierarchy
 
 # Rows of tiles that share columns of B.
 GROUP_M = 8
@@ -63,104 +58,20 @@ Steps = Generator[Sequence[Hashable], None, float]
 
 def predict(
     plan: Plan, sizes: Mapping[str, int], num_ranks: int, machine: Hardware,
-    nodes: Sequence[int] = (),
+    nodes: Sequence[int] = (), *, alike: bool = False,
 ) -> Schedule:  # fmt: skip
-    """What `plan` does when. `sizes` are those that a call knows, `nodes` the domains' ranks.
+    """What `plan` does when. `sizes` are those that a call knows, `nodes` the domains' ranks. Of
+    ranks that do alike one is played, if `alike` says so: the schedule has no others.
 
     Raises  UsageError: a size that is not given, a step whose cost is not known
     """
     times = _Times(plan, sizes, num_ranks, machine, nodes)
-    streams = dict.fromkeys(step.stream for step in plan.steps)
-    times.run([times.stream(rank, one) for rank in range(num_ranks) for one in streams])
+    streams, count = dict.fromkeys(step.stream for step in plan.steps), num_ranks
+    if alike:
+        count = classes(times)
+        times.arrived = Arrivals(count, num_ranks)
+    times.run([times.stream(rank, one) for rank in range(count) for one in streams])
     return Schedule(times.spans, times.signals)
-
-
-class PlanAt:
-    """A plan at these sizes: extents, and the order in which a rank comes to the others."""
-
-    def __init__(
-        self, plan: Plan, sizes: Mapping[str, int], num_ranks: int, nodes: Sequence[int] = ()
-    ) -> None:
-        nodes = tuple(nodes) or (num_ranks,)
-        self.node_of = [node for node, size in enumerate(nodes) for _ in range(size)]
-        self.nodes = hierarchy.Nodes(num_ranks, num_ranks // len(nodes), num_ranks % len(nodes))
-        self.plan, self.sizes, self.num_ranks = plan, sizes, num_ranks
-        self.buffers: dict[str, Buffer] = {one.name: one for one in plan.of(Buffer)}
-        self.channels: dict[str, Channel] = {one.name: one for one in plan.of(Channel)}
-
-    def size(self, size: Size | Part | Tiles, rank: int) -> int:
-        try:
-            return extent_of(size, self.sizes, rank, self.num_ranks)
-        except KeyError as missing:
-            raise UsageError(f"{self.plan.name}: the size {missing.args[0]} is not given") from None
-
-    def extents(self, name: str, rank: int) -> list[int]:
-        return [self.size(one, rank) for one in self.buffers[name].sizes]
-
-    def itemsize(self, name: str) -> int:
-        is_table = self.buffers[name].role == "tables"
-        return DTYPES["int32" if is_table else self.buffers[name].dtype].itemsize
-
-    def num_bytes(self, name: str, rank: int) -> int:
-        return prod(self.extents(name, rank)) * self.itemsize(name)
-
-    def row_bytes(self, name: str) -> int:
-        return self.extents(name, 0)[-1] * self.itemsize(name)
-
-    def rows_of(self, channel: Channel, rank: int) -> int:
-        return self.size(Part(channel.rows), rank)
-
-    def chunks_of(self, channel: Channel) -> int:
-        """Signal words of a rank's part: of chunks of its rows, or of its columns."""
-        if channel.columns:
-            return ceil(self.extents(channel.buffer, 0)[-1] / channel.columns)
-        chunks = channel.chunks
-        return chunks if isinstance(chunks, int) else self.sizes.get(chunks, 1)
-
-    def peers(self, rank: int) -> list[int]:
-        """In the order in which their rows are asked for."""
-        return [(rank + hop) % self.num_ranks for hop in range(1, self.num_ranks)]
-
-    def receivers(self, rank: int, step: Launch) -> list[int]:
-        """In the order in which own rows are pushed to them."""
-        if step.order != "hierarchical_gather":
-            return self.peers(rank)[::-1]
-        receiver = as_python(hierarchy.receiver)
-        return [receiver(hop, rank, self.nodes) for hop in range(1, self.num_ranks)]
-
-    def owners(self, rank: int, step: Launch) -> list[int]:
-        """Whose rows a kernel's tiles are of, in its order; only its own where ranks share none."""
-        is_scatter = self.gathered_by(step) is None
-        if is_scatter and not self.parts_of(step):
-            return [rank]
-        if step.order.startswith("hierarchical"):
-            args = hierarchy.Hierarchy(1, rank, 1, 1, int(is_scatter), self.nodes)
-            order = as_python(hierarchy.by_node)
-            return [order(i, self.num_ranks, 1, args).i_m for i in range(self.num_ranks)]
-        return [*self.peers(rank), rank] if is_scatter else [rank, *self.peers(rank)]
-
-    def gathered_by(self, step: Launch) -> Channel | None:
-        """What says that rows have come which the kernel reads."""
-        awaited = (self.channels[name] for name in step.awaits)
-        return next((one for one in awaited if one.buffer in step.reads and one.own), None)
-
-    def parts_of(self, step: Launch) -> list[Channel]:
-        """A kernel's channels, where its tiles are those of each rank's part."""
-        own = [self.channels[name] for name in (*step.awaits, *step.announces)]
-        return own if any(one.cuts == "part" for one in own) else []
-
-    def tokens_of(self, step: Launch) -> Channel | None:
-        """Those that a kernel sets for an engine."""
-        found = (self.channels[name] for name in step.announces)
-        return next((one for one in found if one.to == "engine"), None)
-
-    def extents_of(self, rank: int, step: Launch) -> tuple[int, int]:
-        """Rows and columns that a kernel's tiles cut: of its product, or of what it writes."""
-        if step.template == "gemm":
-            left, right = product_of(step).operands
-            return self.extents(left, rank)[0], self.extents(right, rank)[1]
-        m, n = self.extents(step.writes[0], rank)
-        return m, n
 
 
 class _Arrival(NamedTuple):
@@ -257,13 +168,13 @@ class _Times(PlanAt):
         for index, step in enumerate(self.plan.steps):
             if step.stream == stream:
                 now = yield from self.step(rank, lane, now, step, index)
-                self.arrived["step", rank, index] = _Arrival(now, rank, lane, now)
+                self.arrived[STEP, rank, index] = _Arrival(now, rank, lane, now)
         return now
 
     def step(self, rank: int, lane: str, now: float, step: Step, index: int) -> Steps:
         if isinstance(step, After):
             before = [i for i, s in enumerate(self.plan.steps[:index]) if s.stream == step.other]
-            keys = [("step", rank, i) for i in before[-1:]]
+            keys = [(STEP, rank, i) for i in before[-1:]]
             return (yield from self.wait(rank, lane, now, keys, step.other))
         if isinstance(step, Wait):
             keys = [(step.channel, rank, peer) for peer in self.peers(rank)]
@@ -274,21 +185,10 @@ class _Times(PlanAt):
             return (yield from self.call(rank, lane, now, step, index))
         if isinstance(step, Launch):
             return (yield from self.launch(rank, lane, now, step))
-        if isinstance(step, Take):
-            # Credits of an earlier call are there; a kernel of one program looks.
-            end = now + self.machine.put_gate_us
-            return self.span(rank, lane, "take the slot", now, end, "kernel")
-        assert isinstance(step, Notify)
-        # A kernel of one program; the first one on a stream of copies is their gate, too.
-        took = self.machine.push_us
-        is_gate = not any(isinstance(one, Copy) for one in self.plan.steps[:index])
-        if is_gate and step.stream != "main":
-            took = max(took, self.machine.gate_us - self.machine.signal_us)
-        self.span(rank, lane, f"announce {step.channel}", now, now + took, "kernel")
-        for peer in self.peers(rank):
-            arrived = now + took + self.machine.signal_us
-            self.arrived[step.channel, peer, rank] = _Arrival(arrived, rank, lane, now + took)
-        return now + took
+        assert isinstance(step, Take)
+        # Credits of an earlier call are there; a kernel of one program looks.
+        end = now + self.machine.put_gate_us
+        return self.span(rank, lane, "take the slot", now, end, "kernel")
 
     def copies(self, rank: int, lane: str, now: float, step: Copy) -> Steps:
         """Chunk by chunk; each has its signal on the rank that has it now, and waits for its token
@@ -297,8 +197,7 @@ class _Times(PlanAt):
         chunks, row_bytes = self.chunks_of(channel), self.row_bytes(step.source)
         peers = self.peers(rank)[::-1] if step.side == "push" else self.peers(rank)
         for peer, chunk in pairs(peers, range(chunks)):
-            source, to = (peer, rank) if step.side == "pull" else (rank, peer)
-            owner, start = (source, now) if not step.awaits else (peer, now)
+            owner, start = peer if step.awaits else rank, now
             rows, nbytes = self.rows_of(channel, owner), row_bytes
             if step.awaits:
                 # A part without rows has no tiles here that could set its token.
@@ -317,22 +216,22 @@ class _Times(PlanAt):
                 self.span(rank, ENGINE, name, start, end, "copy", owner)
             now = self.engine_free[rank] = end + machine.word_us
             self.span(rank, ENGINE, f"signal {channel.name}", end, now, "signal")
-            self.arrived[channel.name, to, source, chunk] = _Arrival(now, rank, ENGINE, now)
+            self.arrived[channel.name, peer, rank, chunk] = _Arrival(now, rank, ENGINE, now)
         return now
 
     def call(self, rank: int, lane: str, now: float, step: Call, index: int) -> Steps:
         """A library's: a collective begins when the last rank comes to it."""
         machine, out, kind = self.machine, step.writes[0], "torch"
         if step.function in COLLECTIVES:
-            self.arrived["call", index, rank] = _Arrival(now, rank, lane, now)
-            keys = [("call", index, peer) for peer in self.peers(rank)]
+            self.arrived[CALL, index, rank] = _Arrival(now, rank, lane, now)
+            keys = [(CALL, index, peer) for peer in self.peers(rank)]
             now = yield from self.wait(rank, lane, now, keys, "for all ranks")
             shard = step.writes if step.function == "reduce_scatter" else step.reads
             took = self.collective_us(step.function, self.num_bytes(shard[0], 0))
             kind = "transfer"
-        elif step.function == "matmul":
+        elif step.function in GATHERED:
             m, n = self.extents(out, rank)
-            k = self.extents(step.reads[0], rank)[-1]
+            k = self.extents(step.reads[0], rank)[-1 if step.function == "matmul" else 0]
             took = libraries.product_us(Product(m, n, k, 1, (1, 1, 1), self.itemsize(out)), machine)
         elif step.function in ATTENTION:
             took = self.attention_us(rank, step)
@@ -377,7 +276,9 @@ class _Times(PlanAt):
                 "template"
             )
         elif gathered := self.gathered_by(step):
-            end = yield from self.gather(rank, start, step, gathered)
+            is_summed = product_of(step).kind == "matmul_tn"
+            by = self.contract if is_summed else self.gather
+            end = yield from by(rank, start, step, gathered)
         elif brings_rows(step):
             end = yield from self.gather_packets(rank, start, step)
         elif self.parts_of(step):
@@ -394,7 +295,7 @@ class _Times(PlanAt):
             rows = min(rows, 2 * EDGE_ROWS) if rows % EDGE_ROWS else 0
         nbytes = rows * self.row_bytes(step.reads[0])
         if not step.pushes:
-            end = start + self.machine.stage_us + us(nbytes, self.machine.stage_gbps)
+            end = start + us(2 * nbytes, self.machine.memory_gbps)
             name = f"{nbytes} bytes to own slot"
             return self.span(rank, LINKS, name, start, end, "transfer", rank)
         end = start
@@ -506,15 +407,33 @@ class _Times(PlanAt):
                             source)  # fmt: skip
         return now
 
+    def contract(self, rank: int, start: float, step: Launch, channel: Channel) -> Steps:
+        """A sum over rows: those of one chunk after the other, own ones first."""
+        (m, n), rows = self.extents_of(rank, step), self.size(channel.rows, rank)
+        there = max(1, self.machine.num_sms - step.spare)
+        each_us = row_us(m, n, step.tile, there, self.machine)
+        now = self.feed(rank, start, step) if brings_rows(step) else start
+        parts = self.arriving(rank, step, channel)
+        for (source, chunk, first), (*_, end) in zip(parts, [*parts[1:], (rank, 0, rows)]):
+            if source != rank:
+                keys = [(name, rank, source, chunk) for name in step.awaits]
+                now = yield from self.wait(rank, PROGRAMS, now, keys, ", ".join(step.awaits))
+            what = f"{counted(end - first, 'row')} of rank {source}'s"
+            now = self.work(rank, what, now, (end - first) * each_us, source)
+        return now
+
     def feed(self, rank: int, start: float, step: Launch) -> float:
-        """Own rows to all peers at once, by the kernel that multiplies: when they have left."""
-        (own,), end = step.body[0].operands, start
-        for peer in self.receivers(rank, step):
-            end = self.push(rank, peer, self.num_bytes(own, rank), start)
-        for name, peer in pairs(step.announces, self.receivers(rank, step)):
+        """Own rows to all peers at once, by the kernel that multiplies: when they have left, to the
+        ranks of this node and, by its port, to others."""
+        (own,), ends = step.body[0].operands, {}
+        receivers = [(peer, self.node_of[peer]) for peer in self.receivers(rank, step)]
+        here = self.node_of[rank]
+        for peer, node in receivers:
+            ends[node == here] = self.push(rank, peer, self.num_bytes(own, rank), start)
+        for name, (peer, node) in pairs(step.announces, receivers):
             for chunk in range(self.chunks_of(self.channels[name])):
-                self.notify((name, peer, rank, chunk), end, rank, LINKS)
-        return end
+                self.notify((name, peer, rank, chunk), ends[node == here], rank, LINKS)
+        return max(ends.values(), default=start)
 
     def gather_packets(self, rank: int, start: float, step: Launch) -> Steps:
         """Own rows to every peer, in packets that carry their flags; all tiles once theirs came."""
@@ -591,11 +510,6 @@ class _Times(PlanAt):
         now = yield from self.wait(rank, PROGRAMS, now, keys, name)
         took = us(nbytes * (self.num_ranks - 1), gbps * self.machine.num_sms)
         return self.work(rank, "sums of own rows", now, took, rank)
-
-
-def product_of(step: Launch) -> Do:
-    """The product among what a launch does, if it does one."""
-    return next(do for do in step.body if do.kind == "matmul")
 
 
 def brings_rows(step: Launch) -> bool:

@@ -8,14 +8,14 @@ once for each group of rows of tiles. What this must get right is which of sever
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from math import ceil
 
 from weft.base.hardware import Hardware
 from weft.base.parts import full_part
 from weft.compiler.cost.rounds import Arrival, Rounds
-from weft.tiles import gemm_sm90, tile_scheduler
+from weft.tiles import gemm_sm90, multiply_sm90, tile_scheduler
 from weft.tiles.blocking import Blocking
 
 ITEMSIZE = 2
@@ -93,42 +93,53 @@ def tile_cost(rows: int, columns: int, machine: Hardware) -> float:
     slower = max(1.0, 64 / min(rows, 64) * 0.5)
     if columns <= 128:
         return machine.turns_cost * slower
-    rest = columns - gemm_sm90.wide_columns(columns)
+    rest = columns - multiply_sm90.wide_columns(columns)
     cost = machine.thin_rest_cost if rest == THIN_REST else machine.rest_cost
     return (cost if rest else 1.0) * slower
 
 
 def gathered_us(
-    product: Product, machine: Hardware, engine: str, *, chunks: int = 1, staged: bool = True,
-    num_programs: int = 0, pushers: int = 0,
+    product: Product, machine: Hardware, engine: str, *, chunks: int = 1, num_programs: int = 0,
+    pushers: int = 0,
 ) -> float:  # fmt: skip
     """All-gather of A's rows, then the product; from the call to its end.
 
-    engine: ce_pull, ce_push, sm_push, sm_put (to other nodes). `num_programs`: of
-    the product; 0: as many as there are SMs, but for one beside engines. `pushers`: its last ones,
-    which store rows before they multiply; 0: all, where none of these engines does it.
+    engine: ce_push, sm_push, sm_put (to other nodes). `num_programs`: of the product; 0: as many as
+    there are SMs, but for one beside engines. `pushers`: its last ones, which store rows before
+    they multiply; 0: all, where no copy engine does it.
     """
-    programs = num_programs or machine.num_sms - (engine in ENGINES)
+    by_copies = engine == "ce_push"
+    programs = num_programs or machine.num_sms - by_copies
     pushers = min(pushers or programs, programs)
-    arrived = _arrivals(product, machine, engine, chunks, staged, pushers)
-    late = (0, 0.0) if engine in ENGINES else (pushers, arrived[-1][0])
+    arrived = _arrivals(product, machine, engine, chunks, pushers)
+    late = (0, 0.0) if by_copies else (pushers, arrived[-1][0])
     end = multiply_us(product, machine, programs, arrived, *late)
     return end + reread_us(product, machine) + machine.end_us
 
 
-ENGINES = ("ce_pull", "ce_push")
+def contracted_us(product: Product, machine: Hardware, engine: str, *, chunks: int = 1) -> float:
+    """All-gather of rows that are summed over, [m, k]^T @ [m, n]: all programs multiply the rows of
+    one chunk after the other as these arrive."""
+    programs = machine.num_sms - 1
+    by_rows = replace(product, tile=(1, *product.tile[1:]))
+    each_us = row_us(product.n, product.k, product.tile, programs, machine)
+    arrived = _arrivals(by_rows, machine, engine, chunks, programs)
+    return max(us + each_us * (product.m - row) for us, row in arrived) + machine.end_us
+
+
+def row_us(m: int, n: int, tile: Sequence[int], programs: int, machine: Hardware) -> float:
+    """A row of what is summed over rows to [m, n], by all programs."""
+    flops = 2 * m * n / (machine.program_tflops * programs)
+    return flops * tile_cost(tile[0], tile[1], machine) / 1e6
 
 
 def _arrivals(
-    product: Product, machine: Hardware, engine: str, chunks: int, staged: bool, pushers: int
+    product: Product, machine: Hardware, engine: str, chunks: int, pushers: int
 ) -> list[tuple[float, int]]:
     """(us, row of tiles) from which on tiles wait for the rows that come then, own rows first."""
     rows, row_bytes = product.rows, product.k * product.itemsize
-    start = 0.0
-    if engine == "ce_pull" and staged:
-        start = machine.stage_us + rows * row_bytes / machine.stage_gbps / 1e3
-    found, tile_m = [(start, 0)], product.tile[0]
-    if engine not in ENGINES:
+    found, tile_m = [(0.0, 0)], product.tile[0]
+    if engine != "ce_push":
         if rows < product.m:
             gbps = min(machine.push_gbps, pushers * machine.pusher_gbps)
             sent_us = _sent_us(product, machine, rows * row_bytes, gbps)
@@ -136,12 +147,11 @@ def _arrivals(
         return found
     chunk_rows = max(1, ceil(rows / chunks))
     copy_us = machine.copy_us + machine.word_us + chunk_rows * row_bytes / machine.copy_gbps / 1e3
-    gate_us = machine.gate_us if engine == "ce_pull" else machine.put_gate_us
     for hop in range(1, product.num_ranks):
         for chunk, row in enumerate(range(hop * rows, (hop + 1) * rows, chunk_rows)):
             if row < product.m:
                 copies = (hop - 1) * chunks + chunk + 1
-                found.append((start + gate_us + copies * copy_us, row // tile_m))
+                found.append((machine.put_gate_us + copies * copy_us, row // tile_m))
     return found
 
 
@@ -163,22 +173,22 @@ def multiply_us(
     """When the last tile is done, where a row of tiles may be multiplied from its arrival on, and
     the last `late` of the programs begin at `late_us`."""
     num_n, each_us = product.tiles[1], tile_us(product, machine)
-    dealt = _dealt(*product.tiles, product.k, product.tile, programs, product.head * num_n,
+    waves = _waves(*product.tiles, product.k, product.tile, programs, product.head * num_n,
                    product.first_wave)  # fmt: skip
-    rounds = Rounds(dealt, programs, each_us, machine.share_us, late, late_us)
+    rounds = Rounds(waves, programs, each_us, machine.share_us, late, late_us)
     end = rounds.end_us([Arrival(us, product.first_tile(row)) for us, row in arrivals])
     start = max((us for us, row in arrivals if not row), default=0.0)
     return max(end, start + _memory_us(product, machine))
 
 
 @lru_cache
-def _dealt(
+def _waves(
     num_m: int, num_n: int, k: int, tile: tuple[int, int, int], programs: int, early: int,
     first_wave: int,
-) -> tile_scheduler.Cut:  # fmt: skip
+) -> tile_scheduler.Waves:  # fmt: skip
     extents = (num_m * tile[0], num_n * tile[1], k)
     blocking = Blocking(*tile, gemm_sm90.NUM_WARPS, 1)
-    return tile_scheduler.deal(*extents, blocking, programs, early, first_wave)
+    return tile_scheduler.waves_of(*extents, blocking, programs, early, first_wave)
 
 
 def _memory_us(product: Product, machine: Hardware) -> float:
@@ -243,10 +253,10 @@ def scattered_us(product: Product, machine: Hardware, *, by_tma: bool = False) -
 
 
 # Of a part's columns, where engines carry them.
-CARRIED_CHUNKS = (1, 2, 4)
+STAGED_CHUNKS = (1, 2, 4)
 
 
-def carried_us(product: Product, machine: Hardware, chunks: int) -> float:
+def staged_us(product: Product, machine: Hardware, chunks: int) -> float:
     """The product, whose other rows copy engines carry: part by part, each in chunks of columns;
     own ones last, which wait for the same chunk of the others."""
     ranks = product.num_ranks

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from weft.tiles.tile_scheduler import Cut
+from weft.tiles.tile_scheduler import Waves
 
 
 class Arrival(NamedTuple):
@@ -29,7 +29,7 @@ class Rounds(NamedTuple):
     """`each_us` for a tile; a program that shares one needs `share_us` beside its part. The last
     `late` of the programs begin at `late_us`."""
 
-    dealt: Cut
+    waves: Waves
     programs: int
     each_us: float
     share_us: float
@@ -38,10 +38,10 @@ class Rounds(NamedTuple):
 
     def end_us(self, arrivals: Sequence[Arrival]) -> float:
         """When the last program is done."""
-        early, programs = self.dealt.early, self.programs
-        early_us = self.each_us / self.dealt.first_wave + self.share_us
-        units, first_late = early * self.dealt.first_wave, programs - self.late
-        sharing = self.dealt.shared * self.dealt.parts
+        early, programs = self.waves.early, self.programs
+        early_us = self.each_us / self.waves.first_wave + self.share_us
+        units, first_late = early * self.waves.first_wave, programs - self.late
+        sharing = self.waves.shared * self.waves.parts
         # Of programs that begin alike the first has the most rounds.
         end = self._own_us(early_us if early else 0.0, 0)
         if units:
@@ -62,7 +62,7 @@ class Rounds(NamedTuple):
 
     def _own_us(self, begin_us: float, tile: int) -> float:
         """When a program is done that begins with `tile`, of those behind the early ones."""
-        _, _, _, _, _, whole, shared, parts = self.dealt
+        _, _, _, _, _, whole, shared, parts = self.waves
         rounds = (whole - 1 - tile) // self.programs + 1
         end = begin_us + rounds * self.each_us if rounds > 0 else begin_us
         if tile % self.programs < shared * parts:

@@ -1,15 +1,10 @@
-"""What a task of the persistent kernel takes, and what its signals do."""
+"""What a task of the persistent kernel takes."""
 
 from __future__ import annotations
 
 from math import ceil
 
 from weft.base.hardware import Hardware
-
-
-def signal_us(sender: int, receiver: int, machine: Hardware) -> float:
-    """From a bump to when it is seen."""
-    return machine.local_us if sender == receiver else machine.signal_us
 
 
 def product_us(

@@ -20,6 +20,8 @@ from typing import Any
 from weft.base.vocabulary import Order, Scope
 from weft.compiler.passes.swizzle import BY_NODE
 from weft.ir import core
+from weft.ir.kinds import ELEMENTWISE, OF_ONE_WIDTH
+from weft.ir.shapes import ACTIVATIONS, GATED
 from weft.tiles import hierarchy, row_packets, rows, swizzle
 from weft.tiles.composition import MOMENTS, MOMENTS_OF_ROWS, Call, Chain, Hooks, Operand
 from weft.tiles.hooks import (
@@ -31,6 +33,7 @@ from weft.tiles.hooks import (
     scales,
     scatter,
     signals,
+    split_k,
     table,
     whole,
 )
@@ -43,11 +46,11 @@ OWN, OTHER, LAST, FEEDING, PUSHED = "own", "other", "last", "fed", "pushed"
 ORDERS = {
     "grouped": (whole.arrange_grouped, swizzle.grouped),
     "gather": (whole.arrange, whole.rotated),
-    "given": (whole.arrange, whole.given),
     "hierarchical_gather": (whole.arrange_by_node, whole.by_node),
     "scatter": (order.arrange, order.scattered),
     "part_by_part": (order.arrange, order.part_by_part),
     "hierarchical_scatter": (hierarchy.to_scatter, hierarchy.scattered),
+    "split_k": (split_k.arrange, split_k.tiles_of_split),
     "in_rows": (order.arrange, row_packets.in_rows),
     "in_turn": (table.arrange, table.in_turn),
     "in_turn_backwards": (table.arrange, table.in_turn_backwards),
@@ -60,22 +63,27 @@ HOOKS: dict[str, tuple[Any, tuple[str, ...] | None, str]] = {
     "push_own": (feed.push_own, None, ""),
     "scale_rows": (scales.scales, None, ""),
     "scale_blocks": (scales.scales, None, ""),
+    "channels": (split_k.channels, None, ""),
+    "left_channel": (split_k.left_channel, None, ""),
+    "right_channel": (split_k.right_channel, None, ""),
     "rows_of": (whole.rows_of, ("{0}", "shape.m"), ""),
     "rows_or_own": (whole.rows_or_own, None, ""),
     "read_owned": (partition.read_owned, None, ""),
     "rows_by_token": (table.rows_by_token, ("{0}", "{1}.token_of"), ""),
     "rows_by_slot": (table.read_slots, None, ""),
     "add_partials": (reduce.add_partials, None, OWN),
-    "add_carried": (reduce.add_carried, None, OWN),
-    "silu": (epilogue.silu, ("{dtype}",), ""),
-    "silu_mul": (epilogue.silu_mul, ("{dtype}",), ""),
-    "mul": (epilogue.mul, ("{0}", "shape.m", "{columns}"), ""),
-    "add": (epilogue.add, ("{0}", "shape.m", "{columns}"), ""),
+    "add_staged": (reduce.add_staged, None, OWN),
+    **{kind: (getattr(epilogue, kind), ("{dtype}",), "") for kind in (*ACTIVATIONS, *GATED)},
+    **{
+        kind: (getattr(epilogue, kind), ("{0}", "shape.m", "{columns}"), "")
+        for kind in ELEMENTWISE
+        if kind not in (*ACTIVATIONS, *GATED)
+    },
     "store": (scatter.store, None, ""),
     "store_value": (epilogue.store, ("{1}", "shape.m", "{columns}"), ""),
     "store_slots": (table.store_slots, ("{0}", "{columns}"), ""),
     "store_own": (scatter.store_own, None, OWN),
-    "keep": (scatter.keep, None, OTHER),
+    "stage": (scatter.stage, None, OTHER),
     "push": (scatter.push, None, OTHER),
     "send": (scatter.send, ("{0}", "{1}", "{0}_peers"), OTHER),
     "spread": (scatter.spread, None, OWN),
@@ -85,9 +93,7 @@ HOOKS: dict[str, tuple[Any, tuple[str, ...] | None, str]] = {
     "unpack": (scatter.unpack, None, ""),
     "load_rows": (rows.load, None, ""),
     "store_rows": (rows.store, None, ""),
-    "add_rows": (rows.add, None, ""),
-    "mul_rows": (rows.mul, None, ""),
-    "silu_rows": (rows.silu, None, ""),
+    **{f"{kind}_rows": (getattr(rows, kind), None, "") for kind in OF_ONE_WIDTH},
     "rms_norm": (rows.rms_norm, ("{0}", "{1}", "{2}.n"), ""),
     "rounded": (rows.rounded, None, ""),
     "ahead": (rows.load, None, ""),
@@ -116,8 +122,8 @@ def names_of(kernel: core.Kernel) -> dict[str, tuple[str, int | None]]:
 
 
 def params_of(kernel: core.Kernel) -> list[core.Param]:
-    """Those that a launch gives values; slot and world are each kernel's, orders are constants."""
-    return [one for one in kernel.of(core.Param) if one.sort not in ("slot", "world", "order")]
+    """Those that a launch gives values; slot and world are each kernel's."""
+    return [one for one in kernel.of(core.Param) if one.sort not in ("slot", "world")]
 
 
 def operands_apart(kernel: core.Kernel) -> list[str]:
@@ -139,24 +145,39 @@ def is_by_tables(kernel: core.Kernel) -> bool:
     return kernel.of(core.Mapping)[0].sort == "tables"
 
 
+def is_summed_over_rows(kernel: core.Kernel) -> bool:
+    """Does the product sum over the rows of both operands, segment by segment?"""
+    return bool(kernel.at("segments"))
+
+
+def summed_block(kernel: core.Kernel, name: str, tile: Sequence[int]) -> tuple[int, int]:
+    """Rows and columns that such a product reads at once of one of its operands."""
+    (ready,) = [one for one in kernel.at("ready") if isinstance(one, core.Hook)]
+    is_left = (name == ready.args[2]) != (ready.function == "left_channel")
+    return tile[2], tile[not is_left]
+
+
 def has_sm90(kernel: core.Kernel) -> bool:
     """Is there a variant of it for Hopper?"""
     functions = [one.function for one in kernel.of(core.Hook)]
     # Rows of results go to their tokens' ranks one by one, and not by the template's chunks; and
-    # kernels in Gluon put nothing to other nodes.
-    is_by_node = any(one.startswith(BY_NODE) for one in functions)
+    # kernels in Gluon put nothing to other nodes. Sums over rows take several segments.
     return (kernel.of(core.Template)[0].function == "gemm" and "push_rows" not in functions
-            and not is_by_node)  # fmt: skip
+            and not _is_by_node(kernel) and not is_summed_over_rows(kernel))  # fmt: skip
 
 
-def compose(kernel: core.Kernel, orders: dict[str, Any]) -> Hooks:
-    """The hooks of a kernel, which need not be legal: mutants are launched too. `orders` are the
-    user's that it names."""
+def _is_by_node(kernel: core.Kernel) -> bool:
+    """Do its tiles come node by node?"""
+    return any(one.function.startswith(BY_NODE) for one in kernel.of(core.Hook))
+
+
+def compose(kernel: core.Kernel) -> Hooks:
+    """The hooks of a kernel, which need not be legal: mutants are launched too."""
     where = names_of(kernel)
     is_rows = kernel.of(core.Template)[0].function in core.OF_ROWS
     moments = MOMENTS_OF_ROWS if is_rows else MOMENTS
     chains = {name: Chain(name, moments[name], calls, where)
-              for name, calls in calls_of(kernel, orders).items()}  # fmt: skip
+              for name, calls in calls_of(kernel).items()}  # fmt: skip
     called = {f"operand_{i}" if field == "operands" else f"{field}.{i}": name
               for name, (field, i) in where.items() if i is not None}  # fmt: skip
     if is_rows:
@@ -173,23 +194,32 @@ def compose(kernel: core.Kernel, orders: dict[str, Any]) -> Hooks:
                  per_block=per_block, called=called)  # fmt: skip
 
 
-def calls_of(kernel: core.Kernel, orders: dict[str, Any]) -> dict[str, tuple[Call, ...]]:
+def calls_of(kernel: core.Kernel) -> dict[str, tuple[Call, ...]]:
     """The calls of each moment."""
     (mapping,) = kernel.of(core.Mapping)
     found = {name: _calls(kernel, name) for name in ("begin", "end")}
     functions = [one.function for one in kernel.of(core.Hook)]
     if "push_own" in functions:
         found["begin"] = (Call(feed.if_pusher, then={"pusher": found["begin"]}),)
-    for name in ("ready", "scales", "combine", "emit", "announce", "collect", "result", "done"):
+    for name in (
+        "segments",
+        "ready",
+        "scales",
+        "combine",
+        "emit",
+        "announce",
+        "collect",
+        "result",
+        "done",
+    ):
         if kernel.at(name):
             found[name] = _calls(kernel, name)
     if is_by_tables(kernel) and "collect" in found:
         found["end"] = (*found.pop("collect"), *found["end"])  # it is not of tiles
     (ordered,) = [one for one in kernel.at("order") if isinstance(one, core.Hook)]
     arrange, function = ORDERS[ordered.function]
-    given = (orders[ordered.args[0]],) if ordered.function == "given" else ()
-    found["arrange"] = (Call(arrange, ordered.args[len(given) :]),)
-    found["order"] = (Call(function, given),)
+    found["arrange"] = (Call(arrange, ordered.args),)
+    found["order"] = (Call(function),)
     if kernel.of(core.Template)[0].function == "gemm":
         of = {"whole": (), "part": (mapping.name,)}.get(mapping.cuts, (*mapping.of, mapping.name))
         found["count"] = (Call(COUNTS[mapping.cuts], of),)
@@ -197,6 +227,11 @@ def calls_of(kernel: core.Kernel, orders: dict[str, Any]) -> dict[str, tuple[Cal
         if "feed" in functions:
             first = Call(feed.first_of, (mapping.name,))
         found["first"] = (first,)
+    if is_summed_over_rows(kernel):
+        found["count"] = (Call(split_k.count),)
+        found["combine"] = (Call(split_k.add_splits),)
+        found["emit"] = (Call(split_k.store_or_keep, then={"last": found["emit"]}),)
+        found["announce"] = (Call(split_k.announce_split),)
     return found
 
 
@@ -264,6 +299,8 @@ def _of_hook(one: core.Hook, kernel: core.Kernel) -> list[_Guarded]:
     function, args, guard = HOOKS[one.function]
     if one.function == "store_slots" and kernel.at("value"):  # what was made of a tile
         function = table.store_value
+    if one.function == "push_own":  # to whom first is who asks for them first
+        return [(Call(function, (*one.args, _is_by_node(kernel))), guard)]
     if one.slot == "combine" and kernel.of(core.Template)[0].function == "rows":
         guard = OWN  # up to what is sent they are own ones; results are made of all
     if args is None:
@@ -273,7 +310,7 @@ def _of_hook(one: core.Hook, kernel: core.Kernel) -> list[_Guarded]:
         args = tuple(_filled(each, names) for each in args)
     gives = f"{one.args[0]}_ahead" if one.function == "ahead" else "value"
     made = [(Call(function, args, gives), guard)]
-    if one.function == "silu_mul":
+    if one.function in GATED:
         made.append((Call(epilogue.halved, gives="cells"), ""))
         made.append((Call(epilogue.half, (_known(one, kernel)["{columns}"],), "columns"), ""))
     return made
@@ -293,7 +330,7 @@ def _known(one: core.Hook, kernel: core.Kernel) -> dict[str, str]:
     (stored,) = kernel.at("emit")
     assert isinstance(stored, core.Hook)
     before = chain[: next((i for i, each in enumerate(chain) if each is one), len(chain))]
-    is_half = any(getattr(each, "function", "") == "silu_mul" for each in before)
+    is_half = any(getattr(each, "function", "") in GATED for each in before)
     return {"{dtype}": f"{stored.args[-1]}.dtype.element_ty",
             "{columns}": "columns" if is_half else "shape.n"}  # fmt: skip
 
@@ -306,17 +343,19 @@ def _mapping_of(one: core.Wait | core.Notify, kernel: core.Kernel) -> core.Mappi
 def _of_wait(one: core.Wait, kernel: core.Kernel) -> _Guarded:
     cut, how = _mapping_of(one, kernel), (Order[one.order.upper()], Scope[one.scope.upper()])
     given = (one.signals, one.mapping)
-    if one.words == "tile" and one.slot == "collect":
+    if one.flags == "tile" and one.slot == "collect":
         return Call(signals.wait_tile, (*given, *how)), ""
-    if one.words == "tile":
+    if one.flags == "tile":
         return Call(signals.wait_rows, (*given, one.unless == "own", *how)), ""
-    if one.words == "sources":
+    if one.flags == "segment":
+        return Call(signals.wait_segment, (*given, one.unless == "own", *how)), ""
+    if one.flags == "sources":
         return Call(signals.wait_sources, (*given, *how)), ""
-    if one.words == "all" and cut.sort == "tables":
+    if one.flags == "all" and cut.sort == "tables":
         return Call(signals.wait_all_tiles, (one.signals, *cut.of, cut.name, *how)), ""
-    if one.words == "all":
+    if one.flags == "all":
         return Call(signals.wait_all, (*given, one.by == "last", *how)), ""
-    function = signals.wait_chunk if one.words == "chunk" else signals.wait_others
+    function = signals.wait_chunk if one.flags == "chunk" else signals.wait_others
     return Call(function, (*given, *how)), OWN
 
 

@@ -24,22 +24,24 @@ from dataclasses import replace
 from weft.base.errors import UnsupportedError
 from weft.compiler.lower import params, row_kernels, table_kernels
 from weft.compiler.passes.swizzle import BY_NODE
-from weft.ir import core, core_in_plan
+from weft.ir import core, core_in_plan, core_rules
 from weft.ir.device import Channel, Copy, Do, Launch, Plan, scales_of
-
-# Orders that have a name here, some also by nodes; another is the user's.
-FORMS = ("gather", "scatter", "rows", "part_by_part")
-# What is done to a product's tile in registers, on its way to memory.
-EPILOGUES = ("silu", "silu_mul", "mul", "add")
+from weft.ir.kinds import ELEMENTWISE, GATHERED
 
 
 def lower(plan: Plan) -> dict[str, core.Kernel]:
     """The kernels of a plan's products, and of rows that it sums, by name; the others move rows.
 
+    Kept with the plan, as its moments are: calls of all sizes of a class run one plan, and a new
+    size asks for its kernels again.
+
     Raises  UnsupportedError: a launch that no hooks are known for, at the user's line
     """
-    launches = [one for one in plan.of(Launch) if one.template in ("gemm", "rows", "grouped")]
-    return {one.kernel: lower_launch(plan, one) for one in launches}
+    kept = vars(plan)
+    if "kernels" not in kept:
+        launches = [one for one in plan.of(Launch) if one.template in ("gemm", "rows", "grouped")]
+        kept["kernels"] = {one.kernel: lower_launch(plan, one) for one in launches}
+    return kept["kernels"]
 
 
 def lower_launch(plan: Plan, launch: Launch) -> core.Kernel:
@@ -50,37 +52,48 @@ def lower_launch(plan: Plan, launch: Launch) -> core.Kernel:
         return _legal(plan, launch, table_kernels.statements(plan, launch, formula(launch)))
     is_fed = launch.body[0].kind == "all_gather"
     product, *rest = launch.body[is_fed:]
-    if product.kind != "matmul":
+    if product.kind not in GATHERED:
         raise _unknown(launch, f"it begins with {product.kind}")
     is_simple = all(_is_in_registers(launch, i) for i in range(1 + is_fed, len(launch.body)))
     form = launch.order.removeprefix(BY_NODE)
-    is_gather = form not in FORMS or form == "gather"
+    is_gather = form in ("gather", "split_k")
     if is_gather and is_simple and _gathered(plan, launch) is not None:
         statements = _gather(plan, launch, product)
     elif form == "scatter" and [one.kind for one in rest] == ["reduce_scatter"]:
         statements = _scatter(plan, launch, product)
-    elif form == "part_by_part" and [one.kind for one in rest] == ["keep", "reduce_scatter"]:
+    elif form == "part_by_part" and [one.kind for one in rest] == ["stage", "reduce_scatter"]:
         statements = _carry(plan, launch, product)
     elif form == "scatter" and [one.kind for one in rest] == ["all_reduce"]:
         statements = _sum_everywhere(plan, launch, product)
     elif launch.order == "rows" and is_simple and not (launch.awaits or launch.announces):
         statements = _alone(plan, launch, product)
     else:
-        told = " then ".join(one.kind for one in launch.body)
-        raise _unknown(launch, f"{told}, in order={launch.order}, awaits {launch.awaits}")
+        message = " then ".join(one.kind for one in launch.body)
+        raise _unknown(launch, f"{message}, in order={launch.order}, awaits {launch.awaits}")
     return _legal(plan, launch, statements)
+
+
+def refusal(plan: Plan, launch: Launch) -> UnsupportedError | None:
+    """What speaks against a launch, at the user's line; None where a kernel is made of it."""
+    if launch.template in ("move", "small"):  # their kernels are written
+        return None
+    try:
+        lower_launch(plan, launch)
+    except UnsupportedError as error:
+        return error
+    return None
 
 
 def _legal(plan: Plan, launch: Launch, statements: Iterable[core.Statement]) -> core.Kernel:
     kernel = core.Kernel(launch.kernel, tuple(_placed(statements, launch)), launch.place)
-    return core_in_plan.require(plan, launch, core.require(kernel))
+    return core_in_plan.require(plan, launch, core_rules.require(kernel))
 
 
 def _is_in_registers(launch: Launch, index: int) -> bool:
     """Is it done to the tile that is there, with nothing but what memory holds?"""
     one, there = launch.body[index], launch.body[index - 1].result
     others = [name for name in one.operands if name != there]
-    return (one.kind in EPILOGUES and len(one.operands) - len(others) == 1
+    return (one.kind in ELEMENTWISE and len(one.operands) - len(others) == 1
             and all(name in launch.reads for name in others))  # fmt: skip
 
 
@@ -98,20 +111,20 @@ def sending(kernel: core.Kernel) -> core.Kernel:
 
 def formula(launch: Launch) -> str:
     """What a launch computes, in one line: c = reduce_scatter(a @ b)."""
-    told: dict[str, str] = {}
+    texts: dict[str, str] = {}
     for do in launch.body:
-        written = set(launch.writes) & set(told)
-        operands = [name if name in written else told.get(name, name) for name in do.operands]
-        told[do.result] = (
-            " @ ".join(operands) if do.kind == "matmul" else f"{do.kind}({', '.join(operands)})"
-        )
-    kept = {do.result for do in launch.body if do.kind == "keep"}
-    return "; ".join(f"{name} = {told[name]}" for name in launch.writes if name not in kept)
+        written = set(launch.writes) & set(texts)
+        operands = [name if name in written else texts.get(name, name) for name in do.operands]
+        texts[do.result] = f"{do.kind}({', '.join(operands)})"
+        if do.kind in GATHERED:
+            texts[do.result] = ("^T" * (do.kind == "matmul_tn") + " @ ").join(operands)
+    staged = {do.result for do in launch.body if do.kind == "stage"}
+    return "; ".join(f"{name} = {texts[name]}" for name in launch.writes if name not in staged)
 
 
-def _unknown(launch: Launch, told: str) -> UnsupportedError:
+def _unknown(launch: Launch, message: str) -> UnsupportedError:
     return UnsupportedError(
-        f"{launch.kernel}: no hooks are known for {told}; lower the program unfused",
+        f"{launch.kernel}: no hooks are known for {message}; lower the program unfused",
         place=launch.place,
     )
 
@@ -126,12 +139,13 @@ def _gather(plan: Plan, launch: Launch, product: Do) -> Iterator[core.Statement]
     """Rows arrive while others are multiplied; own ones may lie elsewhere, in place."""
     channel = _gathered(plan, launch)
     assert channel is not None
-    rows, right = product.operands
-    own = channel.own or rows
+    rows = channel.buffer
+    (right,) = (name for name in product.operands if name != rows)
+    own, is_summed = channel.own or rows, product.kind == "matmul_tn"
     for name in dict.fromkeys((own, rows, right, launch.writes[0])):
         # Where this kernel does not wait for its rows, another one before it has.
-        is_told = name == rows and not launch.awaits
-        by = core_in_plan.awaited_by(plan, launch, channel) if is_told else ""
+        is_announced = name == rows and not launch.awaits
+        by = core_in_plan.awaited_by(plan, launch, channel) if is_announced else ""
         yield core.Param(name, "operand", by)
     yield from _addressed(launch, product)
     pushed = {rows: f"{rows}_ptr"} if rows in launch.pushes else {}
@@ -148,9 +162,6 @@ def _gather(plan: Plan, launch: Launch, product: Do) -> Iterator[core.Statement]
         yield params.signals(plan, launch, channel, *arrays)
     if pushed:
         yield core.Param(f"{rows}_fed", "signals")
-    is_given = launch.order.removeprefix(BY_NODE) not in FORMS
-    if is_given:
-        yield core.Param(launch.order, "order", "the user")
     yield from params.around(plan, launch)
     yield core.Mapping("split", "static", (rows,))
     yield core.Template("gemm", launch.tile, formula(launch))
@@ -160,13 +171,17 @@ def _gather(plan: Plan, launch: Launch, product: Do) -> Iterator[core.Statement]
         given = (f"{own}_ptr", pushed[rows], f"{rows}_fed", "split")
         yield core.Hook("begin", "push_own", given)
         yield core.Notify("begin", channel.name, "each", "split", place=channel.place)
-    if is_given:
-        yield core.Hook("order", "given", (launch.order, "split"))
-    else:
-        yield core.Hook("order", launch.order, ("split",))
+    yield core.Hook("order", launch.order, () if is_summed else ("split",))
+    if is_summed:
+        yield core.Hook("segments", "channels", ("split",))
     if launch.awaits:
-        yield core.Wait("ready", channel.name, "tile", "split", unless="own", place=channel.place)
-    yield core.Hook("ready", "rows_or_own", (rows, own, "split"))
+        flags = "segment" if is_summed else "tile"
+        yield core.Wait("ready", channel.name, flags, "split", unless="own", place=channel.place)
+    if is_summed:
+        side = "left" if rows == product.operands[0] else "right"
+        yield core.Hook("ready", f"{side}_channel", (rows, own, right, "split"))
+    else:
+        yield core.Hook("ready", "rows_or_own", (rows, own, "split"))
     if scaled:
         yield core.Hook("scales", f"scale_{scaled}", (theirs, right_scales, "apart"))
     yield from _stored(launch, product)
@@ -182,8 +197,9 @@ def _gather(plan: Plan, launch: Launch, product: Do) -> Iterator[core.Statement]
 
 def _gathered(plan: Plan, launch: Launch) -> Channel | None:
     """The channel of the rows that a launch multiplies; another launch may have waited for it."""
-    rows = next(one for one in launch.body if one.kind == "matmul").operands[0]
-    found = [one for one in plan.of(Channel) if one.buffer == rows]
+    product = next(one for one in launch.body if one.kind in GATHERED)
+    rows = [product.operands[place] for place in GATHERED[product.kind]]
+    found = [one for one in plan.of(Channel) if one.buffer in rows]
     awaited = [one for one in found if one.name in launch.awaits]
     if len(awaited) != len(launch.awaits):
         return None
@@ -201,7 +217,7 @@ def _scatter(plan: Plan, launch: Launch, product: Do) -> Iterator[core.Statement
     yield params.signals(plan, launch, channel)
     yield from params.around(plan, launch)
     yield from _summed(launch, left, result, partials, channel)
-    yield _told(channel, "owner")
+    yield _notify(channel, "owner")
     if launch.gives:
         # Not when operands have been read: partial sums of peers are read behind them.
         yield core.Finish("end", "slot")
@@ -212,16 +228,16 @@ def _carry(plan: Plan, launch: Launch, product: Do) -> Iterator[core.Statement]:
     own ones, to which what engines have brought is added."""
     (tokens,) = params.announced(plan, launch)
     (arrived,) = [one for one in plan.of(Channel) if one.name in launch.awaits]
-    (left, right), (result, kept) = product.operands, launch.writes
-    stored, told = beside_tokens(tokens)
+    (left, right), (result, staged) = product.operands, launch.writes
+    count, flags = beside_tokens(tokens)
     yield core.Param(left, "operand")
-    yield core.Param(kept, "operand", "tiles for the other ranks, which engines fetch")
+    yield core.Param(staged, "operand", "tiles for the other ranks, which engines fetch")
     for name in (right, result):
         yield core.Param(name, "operand")
     yield core.Param(arrived.buffer, "pointer")
     yield params.signals(plan, launch, arrived)
-    yield core.Param(stored, "signals")
-    yield core.Param(told, "signals", core.KERNEL, core.ENGINE)
+    yield core.Param(count, "signals")
+    yield core.Param(flags, "signals", core.KERNEL, core.ENGINE)
     yield params.signals(plan, launch, tokens)
     yield from params.around(plan, launch)
     yield core.Mapping("parts", "static", (left,), cuts="part")
@@ -229,14 +245,14 @@ def _carry(plan: Plan, launch: Launch, product: Do) -> Iterator[core.Statement]:
     yield core.Hook("order", launch.order, ("parts",))
     yield core.Hook("ready", "read_owned", (left, "parts"))
     yield core.Wait("combine", arrived.name, "chunk", "parts", place=arrived.place)
-    yield core.Hook("combine", "add_carried", (arrived.buffer, "parts"))
+    yield core.Hook("combine", "add_staged", (arrived.buffer, "parts"))
     yield core.Hook("emit", "store_own", (result, "parts"))
-    yield core.Hook("emit", "keep", (kept, "parts"))
-    yield core.Hook("announce", "count", (stored, "parts"))
+    yield core.Hook("emit", "stage", (staged, "parts"))
+    yield core.Hook("announce", "count", (count, "parts"))
     if launch.takes:
         # For the engine that writes to the chunk's owner behind this.
         yield core.Credit("announce", "slot")
-    yield core.Notify("announce", told, "here", "parts", order="relaxed", place=tokens.place)
+    yield core.Notify("announce", flags, "here", "parts", order="relaxed", place=tokens.place)
     yield core.Notify("announce", tokens.name, "engine", "parts", place=tokens.place)
     if launch.gives:
         yield core.Finish("end", "slot")
@@ -245,7 +261,7 @@ def _carry(plan: Plan, launch: Launch, product: Do) -> Iterator[core.Statement]:
 def beside_tokens(tokens: Channel) -> tuple[str, str]:
     """What words beside a channel's tokens are called: how many tiles of a chunk are stored, and
     what the engine copies behind its rows."""
-    return f"{tokens.buffer}_stored", f"{tokens.buffer}_told"
+    return f"{tokens.buffer}_count", f"{tokens.buffer}_flags"
 
 
 def _summed(
@@ -266,10 +282,10 @@ def _summed(
 
 def _sum_everywhere(plan: Plan, launch: Launch, product: Do) -> Iterator[core.Statement]:
     """As `_scatter`; what an owner has summed it hands to all, and takes theirs at the end."""
-    told = {one.buffer: one for one in params.announced(plan, launch)}
+    by_buffer = {one.buffer: one for one in params.announced(plan, launch)}
     left, right = product.operands
     (partials, gathered), (result,) = launch.pushes, launch.writes
-    by_owner, by_all = told[partials], told[gathered]
+    by_owner, by_all = by_buffer[partials], by_buffer[gathered]
     own = f"own_{result}"
     for name in (left, right, own):
         yield core.Param(name, "operand", f"own rows of {result}" if name == own else "")
@@ -282,15 +298,15 @@ def _sum_everywhere(plan: Plan, launch: Launch, product: Do) -> Iterator[core.St
     yield from summed
     yield core.Hook("emit", "spread", (gathered, "parts"))
     yield push
-    yield _told(by_all, "all")
-    yield _told(by_owner, "owner")
+    yield _notify(by_all, "all")
+    yield _notify(by_owner, "owner")
     yield core.Wait("collect", by_all.name, "tile", "parts", place=by_all.place)
     yield core.Hook("collect", "unpack", (gathered, result, "parts"))
     if launch.gives:
         yield core.Finish("end", "slot")
 
 
-def _told(channel: Channel, to: str) -> core.Notify:
+def _notify(channel: Channel, to: str) -> core.Notify:
     return core.Notify("announce", channel.name, to, "parts", place=channel.place)
 
 

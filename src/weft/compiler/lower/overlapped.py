@@ -9,18 +9,21 @@ buffers lie. Values that stay in a kernel's registers have no buffer.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from weft.base.errors import ConfigError
-from weft.compiler.facts import Facts
+from weft.compiler.lower.channels import (
+    SumBuffers,
+    channels_of,
+    made_for_others,
+    sum_buffers,
+)
 from weft.compiler.lower.unfused import call, local_sizes, role_of
-from weft.compiler.passes.map import Carriers, carriers, made_for_others
 from weft.compiler.passes.tile import number
 from weft.ir.device import (
     NUM_RANKS,
     Buffer,
-    Channel,
     Copy,
     Do,
     Launch,
@@ -31,28 +34,29 @@ from weft.ir.device import (
     Tiles,
     scales_of,
 )
-from weft.ir.task import INSIDE, LL, Program, Task, Type
+from weft.ir.kinds import GATHERED
+from weft.ir.task import INSIDE, LL, Program, Task
+from weft.ir.tensor import Type
 from weft.tiles.gemm import BLOCK_K
 
 # What a gather's kernel is called by what carries the rows; engines are fed by staging.
-VERBS = {"ce_pull": "stage", "ce_push": "edges", "sm_push": "push", "sm_put": "push"}
+VERBS = {"ce_push": "edges", "sm_push": "push", "sm_put": "push"}
 # The stream of what engines carry from tiles: gathers' copies must not stand behind its waits.
-CARRY = "carry"
+SENDS = "send"
 
 
-def draw(program: Program, channels: Sequence[Channel], facts: Facts) -> Plan:
-    """The plan of each rank, at stage drawn: buffers, then steps in an order that they can run."""
-    given = {one.name for one in channels}
-    drawn = [_drawn(program, unit, facts) for unit in units(program)]
+def draw(program: Program) -> Plan:
+    """The plan of each rank, at stage drawn: buffers and what announces their rows, then steps in
+    an order that they can run."""
+    drawn = [_drawn(program, unit) for unit in units(program)]
     buffers = [one for unit in drawn for one in unit.buffers]
-    used = {one.name for one in buffers}
-    told = [one for one in channels if one.buffer in used and one.name in given and _is_used(
-        program, one)]  # fmt: skip
     steps = [step for unit in drawn for step in unit.steps]
-    statements: list[Statement] = [*program.choices, *_inputs(program, facts), *buffers, *told]
+    inputs = [_buffer(task, "input") for task in program.tasks if task.kind == "input"]
+    statements: list[Statement] = [*program.choices, *inputs, *buffers]
     return Plan(
-        program.name, program.mesh, (*statements, *steps), program.results, "drawn", program.place
-    )
+        program.name, program.mesh, (*statements, *channels_of(program), *steps), program.results,
+        "drawn", program.place,
+    )  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -86,30 +90,12 @@ def _outside(unit: Sequence[Task]) -> set[str]:
     return {name for task in unit for name in task.operands} - {task.name for task in unit}
 
 
-def _inputs(program: Program, facts: Facts) -> Iterator[Buffer]:
-    in_place = {
-        task.operands[0]
-        for task in program.tasks
-        if task.engine == "ce_pull" and task.operands[0] in facts.on_heap
-    }
-    for task in program.tasks:
-        if task.kind == "input":
-            role = "shared" if task.name in in_place else "input"
-            yield _buffer(task, role)
-
-
 def _buffer(task: Task, role: str = "local") -> Buffer:
     kind = _type(task)
     return Buffer(task.name, kind.dtype, local_sizes(kind), role, place=task.place)
 
 
-def _is_used(program: Program, channel: Channel) -> bool:
-    """Is a channel of what kernels do, and not of a library's call?"""
-    names = {task.name for task in program.tasks if task.kernel}
-    return channel.buffer in names or all(one.name != channel.buffer for one in program.tasks)
-
-
-def _drawn(program: Program, unit: tuple[Task, ...], facts: Facts) -> Unit:
+def _drawn(program: Program, unit: tuple[Task, ...]) -> Unit:
     first = unit[0]
     if not first.kernel:
         made = replace(call(first), tile_rows=_height(program, first))
@@ -121,7 +107,7 @@ def _drawn(program: Program, unit: tuple[Task, ...], facts: Facts) -> Unit:
     if program.chief(first.kernel).kind == "grouped_matmul":
         return _by_tables(program, unit)
     if first.kind == "all_gather":
-        return _gather(program, first, facts)
+        return _gather(program, first)
     return _kernel(program, unit)
 
 
@@ -135,10 +121,10 @@ def _height(program: Program, task: Task) -> int:
     chiefs = {program.chief(one.kernel).name for one in program.users(task.name) if one.kernel}
     heights = {name: program.task(name).tile[0] for name in sorted(chiefs)}
     if len({*heights.values()}) > 1:
-        told = ", ".join(f"{name} {height}" for name, height in heights.items())
+        message = ", ".join(f"{name} {height}" for name, height in heights.items())
         raise ConfigError(
             f"{program.name}: {task.name} is cut for tiles of one height; rows of tiles are of "
-            f"{told}", place=task.place,
+            f"{message}", place=task.place,
         )  # fmt: skip
     return next(iter(heights.values()), 0)
 
@@ -153,7 +139,7 @@ def _by_tables(program: Program, unit: tuple[Task, ...]) -> Unit:
     if last.kind == "reduce_scatter":
         kind, table = _type(last), _type(program.task(chief.operands[2]))
         sizes = (NUM_RANKS, Part(kind.sizes[0]), table.sizes[1], kind.sizes[1])
-        name = carriers(program, last.kernel).partials
+        name = sum_buffers(program, last.kernel).partials
         heap = (Buffer(name, kind.dtype, sizes, "symmetric", place=last.place),)
     names = (*(one.name for one in fed), *(one.name for one in heap))
     inside = {one.name for one in (*fed, *unit)}
@@ -167,10 +153,9 @@ def _by_tables(program: Program, unit: tuple[Task, ...]) -> Unit:
     return Unit((*heap, *(_buffer(program.task(name)) for name in launch.writes)), (launch,))
 
 
-def _gather(program: Program, task: Task, facts: Facts) -> Unit:
-    """Rows on their way: by copy engines, from where they lie or from the slot; or by a kernel."""
+def _gather(program: Program, task: Task) -> Unit:
+    """Rows on their way: by copy engines, from where they lie, or by a kernel."""
     (source,) = task.operands
-    ready = f"{task.name}_ready"
     buffer = _buffer(task, "symmetric")
     scales, steps = _scales(program, task)
     if task.engine == "pushers":  # by the kernel that multiplies
@@ -181,25 +166,21 @@ def _gather(program: Program, task: Task, facts: Facts) -> Unit:
         # To whom rows go first is who asks for them first.
         kernel = replace(kernel, order="hierarchical_gather")
     if task.engine == "ce_push":
-        copy = Copy(source, task.name, "push", ready, place=task.place)
+        copy = Copy(source, task.name, "push", f"{task.name}_ready", place=task.place)
         if program.users(task.name)[0].kind == "gather_rows":
             # Tiles by tables read own rows with others'; the copies' words are set behind them.
             body = (Do("stage", (source,), task.name),)
             name = task.kernel.replace("_gather", "_stage")
             stage = replace(kernel, kernel=name, writes=(task.name,), body=body)
             return Unit((buffer,), (stage, copy))
+        if program.users(task.name)[0].kind == "matmul_tn":  # which reads each rank's rows apart
+            return Unit((buffer,), (copy,))
         # Others read own rows where they arrive; here tiles that lie across two ranks' rows do.
         body = (Do("edges", (source,), task.name),)
         edges = replace(kernel, writes=(task.name,), body=body)
         return Unit((buffer, *scales), (*steps, copy, edges))
-    if task.engine != "ce_pull":
-        body = (Do("all_gather", (source,), task.name),)
-        return Unit((buffer,), (replace(kernel, pushes=(task.name,), body=body),))
-    if source in facts.on_heap and program.task(source).kind == "input":
-        return Unit((buffer,), (Copy(source, task.name, "pull", ready, place=task.place),))
-    body = (Do("stage", (source,), task.name),)
-    stage = replace(kernel, writes=(task.name,), body=body)
-    return Unit((buffer,), (stage, Copy(task.name, task.name, "pull", ready, place=task.place)))
+    body = (Do("all_gather", (source,), task.name),)
+    return Unit((buffer,), (replace(kernel, pushes=(task.name,), body=body),))
 
 
 def _scales(program: Program, task: Task) -> tuple[tuple[Buffer, ...], tuple[Step, ...]]:
@@ -212,8 +193,8 @@ def _scales(program: Program, task: Task) -> tuple[tuple[Buffer, ...], tuple[Ste
     if not products:
         return (), ()
     if task.engine not in ("pushers", "ce_push"):
-        told = f"{task.name} has scales and engine={task.engine}; take pushers or ce_push"
-        raise ConfigError(f"{program.name}: {told}", place=task.place)
+        message = f"{task.name} has scales and engine={task.engine}; take pushers or ce_push"
+        raise ConfigError(f"{program.name}: {message}", place=task.place)
     (product,) = products
     (own,), (_, right) = task.operands, product.operands
     (rows, k), (_, n) = _type(task).sizes, local_sizes(_type(program.task(right)))
@@ -239,16 +220,15 @@ def _kernel(program: Program, unit: tuple[Task, ...]) -> Unit:
     """A product with what is done to its tiles, or rows that are summed and worked on."""
     first = unit[0]
     made = made_for_others(program, unit)
-    carried = carriers(program, first.kernel)
-    on_heap = _carriers_of(program, unit, carried)
-    if carried.kept:
-        return _kept(program, unit, carried, on_heap)
-    source = program.task(first.operands[0])
-    fed = (source,) if source.kind == "all_gather" and source.engine in INSIDE else ()
+    buffers = sum_buffers(program, first.kernel)
+    on_heap = _symmetric_of(program, unit, buffers)
+    if buffers.staged:
+        return _staged(program, unit, buffers, on_heap)
+    fed = tuple(one for one in program.gathers(first) if one.engine in INSIDE)
     names = [one.name for one in (*fed, *on_heap)]
     launch = Launch(
         first.kernel, tuple(dict.fromkeys((*_reads(program, unit), *names))), made, tuple(names),
-        template="small" if fed and source.engine in LL else _template(unit),
+        template="small" if any(one.engine in LL for one in fed) else _template(unit),
         body=tuple(Do(one.kind, one.operands, one.name, one.eps, one.scaling)
                    for one in (*fed, *unit)),
         tile=first.tile, order=first.order, programs=first.programs, spare=first.spare,
@@ -259,14 +239,14 @@ def _kernel(program: Program, unit: tuple[Task, ...]) -> Unit:
 
 
 def _template(unit: Sequence[Task]) -> str:
-    if unit[0].kind != "matmul":
+    if unit[0].kind not in GATHERED:
         return "rows"
     is_small = unit[-1].engine in LL and len(unit) == 2
     return "small" if is_small else "gemm"
 
 
-def _kept(
-    program: Program, unit: tuple[Task, ...], carried: Carriers, on_heap: Sequence[Buffer]
+def _staged(
+    program: Program, unit: tuple[Task, ...], buffers: SumBuffers, on_heap: Sequence[Buffer]
 ) -> Unit:
     """A product whose other ranks' tiles stay here until an engine carries them to their owners.
 
@@ -275,18 +255,23 @@ def _kept(
     first, total = unit[0], unit[-1]
     kind = _type(total)
     sizes = (NUM_RANKS, Tiles(kind.sizes[0], first.tile[0]), kind.sizes[1])
-    kept = Buffer(carried.kept, kind.dtype, sizes, place=total.place)
+    staged = Buffer(buffers.staged, kind.dtype, sizes, place=total.place)
     *inside, last = (Do(one.kind, one.operands, one.name, one.eps) for one in unit)
     launch = Launch(
-        first.kernel, (*_reads(program, unit), carried.partials), (total.name, kept.name),
-        template="gemm", body=(*inside, Do("keep", last.operands, kept.name), last),
+        first.kernel, (*_reads(program, unit), buffers.partials), (total.name, staged.name),
+        template="gemm", body=(*inside, Do("stage", last.operands, staged.name), last),
         tile=first.tile, order=first.order, programs=first.programs, spare=first.spare,
         split_k=first.split_k, place=first.place,
     )  # fmt: skip
     copy = Copy(
-        kept.name, carried.partials, "owner", f"{carried.partials}_ready", CARRY, place=total.place
+        staged.name,
+        buffers.partials,
+        "owner",
+        f"{buffers.partials}_ready",
+        SENDS,
+        place=total.place,
     )
-    return Unit((*on_heap, kept, _buffer(total)), (launch, copy))
+    return Unit((*on_heap, staged, _buffer(total)), (launch, copy))
 
 
 def _reads(program: Program, unit: Sequence[Task]) -> tuple[str, ...]:
@@ -301,7 +286,7 @@ def _reads(program: Program, unit: Sequence[Task]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(names))
 
 
-def _carriers_of(program: Program, unit: Sequence[Task], carried: Carriers) -> list[Buffer]:
+def _symmetric_of(program: Program, unit: Sequence[Task], buffers: SumBuffers) -> list[Buffer]:
     """The buffers by which sums travel; a rank's part of them, from each rank."""
     total = next((one for one in unit if one.kind in ("reduce_scatter", "all_reduce")), None)
     if total is None:
@@ -310,8 +295,8 @@ def _carriers_of(program: Program, unit: Sequence[Task], carried: Carriers) -> l
     rows = kind.sizes[0] if total.engine == "one_shot_ll" else Part(kind.sizes[0])
     role = "packets" if total.engine in LL else "symmetric"
     sizes = (NUM_RANKS, rows, kind.sizes[1])
-    found = [Buffer(carried.partials, kind.dtype, sizes, role, place=total.place)]
-    for value, name in carried.gathered.items():
+    found = [Buffer(buffers.partials, kind.dtype, sizes, role, place=total.place)]
+    for value, name in buffers.gathered.items():
         of = _type(program.task(value))
         found.append(Buffer(name, of.dtype, of.sizes, role, place=total.place))
     return found

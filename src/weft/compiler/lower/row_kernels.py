@@ -22,14 +22,15 @@ from itertools import takewhile
 
 from weft.base.errors import UnsupportedError
 from weft.compiler.lower import params
-from weft.compiler.passes.map import travelling
+from weft.compiler.lower.channels import travelling
 from weft.compiler.passes.swizzle import BY_NODE
 from weft.ir import core
 from weft.ir.device import Do, Launch, Plan
+from weft.ir.kinds import OF_ONE_WIDTH
 from weft.tiles.rows import MOST_COLUMNS
 
 # What is done to rows, by kind.
-WORK = {"add": "add_rows", "mul": "mul_rows", "silu": "silu_rows", "rms_norm": "rms_norm"}
+WORK = {**{kind: f"{kind}_rows" for kind in OF_ONE_WIDTH}, "rms_norm": "rms_norm"}
 
 
 def statements(plan: Plan, launch: Launch, formula: str) -> Iterator[core.Statement]:
@@ -42,9 +43,9 @@ def statements(plan: Plan, launch: Launch, formula: str) -> Iterator[core.Statem
     if any(one.by == "packet" for one in announced):
         yield from _by_packets(plan, launch, formula)
         return
-    told = {one.buffer: one for one in announced}
+    by_buffer = {one.buffer: one for one in announced}
     (x,), (partials, gathered) = launch.body[0].operands, launch.pushes
-    by_owner, by_all = told[partials], told[gathered]
+    by_owner, by_all = by_buffer[partials], by_buffer[gathered]
     epsilons = _epsilons(launch)
     yield from _params(launch, (partials, gathered))
     for channel in (by_owner, by_all):
@@ -119,10 +120,10 @@ def _added_up(
     yield core.Hook("combine", "rounded", (launch.writes[0],))
 
 
-def _params(launch: Launch, carriers: tuple[str, ...]) -> Iterator[core.Param]:
+def _params(launch: Launch, sum_buffers: tuple[str, ...]) -> Iterator[core.Param]:
     yield core.Param(launch.body[0].operands[0], "operand")
     others = [name for do in launch.body[1:] for name in _others(do, launch)]
-    for name in dict.fromkeys((*others, *launch.writes, *carriers)):
+    for name in dict.fromkeys((*others, *launch.writes, *sum_buffers)):
         yield core.Param(name, "pointer")
     for name, eps in _epsilons(launch).values():
         yield core.Param(name, "number", f"{eps:g}")
@@ -178,23 +179,23 @@ def _epsilons(launch: Launch) -> dict[str, tuple[str, float]]:
 def _require(launch: Launch) -> None:
     """Raises  UnsupportedError: work that is no chain on the rows that there are"""
     first, *rest = launch.body
-    told = ""
+    message = ""
     # By owners, whose sums travel back; or by each rank.
     if first.kind != "all_reduce" or (
         launch.order.removeprefix(BY_NODE), len(launch.pushes)
     ) not in (("scatter", 2), ("rows", 1)):  # fmt: skip
-        told = f"{first.kind} in order={launch.order} with pushes={launch.pushes}"
+        message = f"{first.kind} in order={launch.order} with pushes={launch.pushes}"
     elif launch.tile[1] > MOST_COLUMNS:
-        told = f"rows of {launch.tile[1]} columns; a row is one tile, of up to {MOST_COLUMNS}"
+        message = f"rows of {launch.tile[1]} columns; a row is one tile, of up to {MOST_COLUMNS}"
     there = first.result
     for do in rest:
         inner = [name for name in do.operands if name not in launch.reads]
         if do.kind not in WORK or inner != [there]:
-            told = f"{do.kind}({', '.join(do.operands)}) behind {there}"
+            message = f"{do.kind}({', '.join(do.operands)}) behind {there}"
             break
         there = do.result
-    if told:
+    if message:
         raise UnsupportedError(
-            f"{launch.kernel}: no hooks are known for {told}; lower the program unfused",
+            f"{launch.kernel}: no hooks are known for {message}; lower the program unfused",
             place=launch.place,
         )

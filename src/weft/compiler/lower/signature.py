@@ -13,7 +13,7 @@ from weft.ir import core
 from weft.language.mapping import StaticMapping
 from weft.language.world_arg import SlotArg, WorldArg, language_version
 from weft.tiles import gemm, gemm_sm90, rows
-from weft.tiles.hooks import partition, table, whole
+from weft.tiles.hooks import partition, split_k, table, whole
 from weft.tiles.hooks.scatter import MOST_PEERS
 
 
@@ -59,7 +59,10 @@ def record(kernel: core.Kernel, variant: str, given: Specialised) -> KernelRecor
     for name, kind in (*([] if is_rows else [("shape", gemm.Shape)]), ("mapping", cut)):
         signature[name] = ["i32"] * len(kind._fields)
         constants[name] = kind(*[None] * len(kind._fields))
-    if mapping.cuts == "whole":
+    if compose.is_summed_over_rows(kernel):  # in one split
+        signature["turns"] = ["i32", "constexpr", "i32", "i32", "i32", "i32"] + ["constexpr"] * 2
+        constants["turns"] = split_k.Turns(None, 1, None, None, None, None, None, None)
+    elif mapping.cuts == "whole":
         signature["turns"] = ["i32", "i32", "constexpr", "i32", "i32"]
         constants["turns"] = whole.Turns(None, None, 1, None, None)
     if not is_rows:
@@ -84,7 +87,7 @@ def arranged(
 ) -> tuple[dict[str, object], dict[str, object], list[str]]:
     """(types, constants, what 16 divides) of a kernel's first arguments. `words` are the types of
     its parameters, `chunk` that of the descriptors by which tiles are sent to peers."""
-    variants = source.load(kernel, {one.name: None for one in kernel.of(core.Param)})
+    variants = source.load(kernel)
     peers = [chunk] * (MOST_PEERS * len(compose.peers_of(kernel)))
     hooks, *first = variants.arranged(words, peers if variant == "sm90" else None)
     fn, arrays = getattr(variants, variant), first[-1]
@@ -131,6 +134,8 @@ def _word(kernel: core.Kernel, one: core.Param, variant: str, given: Specialised
     if one.name == operands[-2]:
         columns = gemm_sm90.block_columns(tile_n) if variant == "sm90" else tile_n
         block = (columns, tile_k) if given.b_is_nk else (tile_k, columns)
+    if compose.is_summed_over_rows(kernel):
+        block = compose.summed_block(kernel, one.name, given.tile)
     if one.name == operands[-1] or leaves_by_pointers(kernel, one):
         block = (tile_m, tile_n)
         if variant == "sm90":
@@ -155,4 +160,4 @@ def _descriptor(block: tuple[int, int], given: Specialised) -> str:
 def leaves_by_pointers(kernel: core.Kernel, one: core.Param) -> bool:
     """Is it a result that leaves the generic variant by pointers, since it is no whole tile?"""
     return any(one.name in hook.args for hook in kernel.of(core.Hook)
-               if hook.function in ("store_own", "store_value", "keep"))  # fmt: skip
+               if hook.function in ("store_own", "store_value", "stage"))  # fmt: skip

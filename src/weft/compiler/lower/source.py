@@ -6,7 +6,7 @@ variants.plain[grid](*variants.arranged((a, b, c, partials, ..)), slot, shape, p
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from textwrap import wrap
 from typing import Any, NamedTuple
@@ -39,7 +39,7 @@ class Variants(NamedTuple):
 
     def arranged(self, given: Sequence[Any], peers: Sequence[Any] | None = None) -> tuple[Any, ...]:
         """The first arguments of a launch. `given` are those of the kernel's parameters, in order,
-        but for slot, world and orders; `peers`, an sm90 variant's descriptors, array by array."""
+        but for slot and world; `peers`, an sm90 variant's descriptors, array by array."""
         arrays = tuple(map(given.__getitem__, self.arrays))
         if self.operands is None:
             return (self.hooks, arrays)
@@ -49,18 +49,12 @@ class Variants(NamedTuple):
         return (self.hooks, *operands, *peers, *_NONE[len(peers) :], arrays)
 
 
-def load(kernel: core.Kernel, orders: Mapping[str, Any] | None = None) -> Variants:
-    """The kernel's functions, made once for each record.
-
-    `orders` are the user's that it names: `@triton.jit` functions.
-    """
+def load(kernel: core.Kernel) -> Variants:
+    """The kernel's functions, made once for each record."""
     for seen in _watching:
         seen.setdefault(kernel)
     kernel = _instead.get(kernel, kernel)
-    named = {one.name for one in kernel.of(core.Param) if one.sort == "order"}
-    given = {name: one for name, one in (orders or {}).items() if name in named}
-    key = (kernel, *given.values())
-    if key not in _loaded:
+    if kernel not in _loaded:
         plain, sm90 = KERNELS[kernel.of(core.Template)[0].function], None
         if has_sm90(kernel):
             sm90 = triton_api.renamed(composed.product_sm90, f"{kernel.name}_sm90")
@@ -68,14 +62,13 @@ def load(kernel: core.Kernel, orders: Mapping[str, Any] | None = None) -> Varian
         names = [one.name for one in params_of(kernel)]
         operands = tuple(map(names.index, apart)) if apart else None
         arrays = tuple(i for i, name in enumerate(names) if name not in apart)
-        hooks, plain = compose(kernel, given), triton_api.renamed(plain, kernel.name)
-        _loaded.setdefault(key, Variants(plain, sm90, hooks, operands, arrays))
-    return _loaded[key]
+        hooks, plain = compose(kernel), triton_api.renamed(plain, kernel.name)
+        _loaded.setdefault(kernel, Variants(plain, sm90, hooks, operands, arrays))
+    return _loaded[kernel]
 
 
 def shown(kernel: core.Kernel) -> str:
     """The launch of a kernel as text: what is called, with which hooks."""
-    orders = {one.name: one.name for one in kernel.of(core.Param) if one.sort == "order"}
     apart = operands_apart(kernel)
     arrays = ", ".join(one.name for one in params_of(kernel) if one.name not in apart)
     (mapping,) = kernel.of(core.Mapping)
@@ -88,9 +81,7 @@ def shown(kernel: core.Kernel) -> str:
         called.append(f"on Hopper {home}.{composed.product_sm90.__name__}, the same")
     formula = kernel.of(core.Template)[0].formula
     head = f"{kernel.name}: {formula}" if formula else kernel.name
-    return "\n".join(
-        [*wrap(head, 96), "", *called, "", *_signals(kernel), str(compose(kernel, orders))]
-    )
+    return "\n".join([*wrap(head, 96), "", *called, "", *_signals(kernel), str(compose(kernel))])
 
 
 def _signals(kernel: core.Kernel) -> Iterator[str]:
@@ -105,16 +96,16 @@ def _signals(kernel: core.Kernel) -> Iterator[str]:
                 continue
             yield f"{one.name}: from {names.get(one.by, one.by)} to {to}{of}"
         if one.sort == "slot" and (one.by or one.to):
-            told = [
+            message = [
                 f"{words} {names.get(who, who)}"
                 for who, words in ((one.by, "waits for its credits:"), (one.to, "ends the call:"))
                 if who
             ]
-            yield f"{one.name}: {'; '.join(told)}"  # fmt: skip
+            yield f"{one.name}: {'; '.join(message)}"  # fmt: skip
     yield ""
 
 
-_loaded: dict[tuple[Any, ...], Variants] = {}
+_loaded: dict[core.Kernel, Variants] = {}
 _watching: list[dict[core.Kernel, None]] = []
 _instead: dict[core.Kernel, core.Kernel] = {}
 

@@ -12,7 +12,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from weft.ir.device import Buffer, Call, Part, Plan, Statement
-from weft.ir.task import ATTRIBUTES, Program, Task
+from weft.ir.kinds import ATTRIBUTES
+from weft.ir.task import Program, Task
 from weft.ir.tensor import TABLE, Size, Type, is_split
 
 

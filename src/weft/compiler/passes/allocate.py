@@ -77,38 +77,11 @@ def layout(plan: Plan, sizes: Mapping[str, int], num_ranks: int) -> dict[str, Re
         role = buffers[home].role
         offsets[home] = ends.get(role, 0)
         ends[role] = offsets[home] + -(-num_bytes // ALIGNMENT) * ALIGNMENT
-    lives = lifetimes(plan)
+    lives = plan.lifetimes
     return {
         name: Region(name, one.role, offsets[one.shares or name], needed[name], *lives[name])
         for name, one in buffers.items()
     }
-
-
-def lifetimes(plan: Plan) -> dict[str, tuple[int, int]]:
-    """Of each buffer the first and the last step that uses it; a result lives on behind the last.
-
-    Steps are numbered from 1 on, as the plan lists them.
-    """
-    found: dict[str, tuple[int, int]] = {}
-    for i, step in enumerate(plan.steps, 1):
-        for access in device.accesses(step):
-            first, _ = found.get(access.buffer, (i, i))
-            found[access.buffer] = (first, i)
-    for name in plan.results:
-        found[name] = (found.get(name, (0, 0))[0], len(plan.steps) + 1)
-    return found
-
-
-def dump(plan: Plan, sizes: Mapping[str, int], num_ranks: int) -> str:
-    """Lifetimes as text: a line for each buffer, a mark for each step in which it lives."""
-    regions = layout(plan, sizes, num_ranks)
-    lines = [f"{'buffer':20} {'offset':>12} {'bytes':>12}  steps 1 to {len(plan.steps)}"]
-    for one in regions.values():
-        life = range(one.first_step, one.last_step + 1)
-        marks = "".join("#" if i in life else "." for i in range(1, len(plan.steps) + 1))
-        where = f"{one.role} {one.offset}"
-        lines.append(f"{one.buffer:20} {where:>12} {one.num_bytes:>12}  {marks}")
-    return "\n".join(lines)
 
 
 def bytes_of(buffer: Buffer, sizes: Mapping[str, int], num_ranks: int) -> int:

@@ -14,7 +14,8 @@ from dataclasses import replace
 
 from weft.base.dtypes import FLOATS
 from weft.ir.choice import Choice
-from weft.ir.task import Program, Shard, Task
+from weft.ir.task import Program, Task
+from weft.ir.tensor import Shard
 
 # What the operator takes.
 MOST_HEAD = 256

@@ -1,6 +1,6 @@
 """Choose how finely rows are announced.
 
-    all_gather(a, dim=0, kernel=p_gather, engine=ce_pull)    ->    ..., chunks=2
+    all_gather(a, dim=0, kernel=p_gather, engine=ce_push)    ->    ..., chunks=2
 
 A word for each chunk of a rank's rows: more of them let tiles begin earlier, each costs a copy's
 start. Sums have a word for each tile: they are told of by the kernel that makes the tile, for the
@@ -18,7 +18,7 @@ from weft.compiler.facts import Facts, Settings
 from weft.compiler.passes.engines import pairs
 from weft.ir import text
 from weft.ir.choice import Choice
-from weft.ir.task import LL, Program, Task, are_alike, is_carried
+from weft.ir.task import LL, Program, Task, are_alike, is_staged
 
 MOST = 1024
 # Programs that store own rows before they multiply.
@@ -33,12 +33,12 @@ def chunk(program: Program, facts: Facts, settings: Settings) -> Program:
         if name not in cut or not 1 <= number <= MOST:
             message = f"chunks={number} of {name}; it is 1 to {MOST}, of {', '.join(cut) or 'none'}"
             raise ConfigError(f"{program.name}: {message}", place=program.place)
-        if is_carried(program.task(name)):
-            _check_carried(program, program.task(name), number)
+        if is_staged(program.task(name)):
+            _check_staged(program, program.task(name), number)
     for name, products in found.items():
         task, chunks, why = program.task(name), "tiles", "a tile's own word costs one store"
         if name in settings.chunks:
-            chunks, why = settings.chunks[name], "asked for"
+            chunks, why = settings.chunks[name], "as the schedule says"
         elif task.engine == "feed":
             chunks = max(1, min(LANES, facts.target.num_sms // 4))
             why = "so many of the product's programs store own rows first"
@@ -50,7 +50,7 @@ def chunk(program: Program, facts: Facts, settings: Settings) -> Program:
         elif products and _is_cut(task):
             shape = replace(shape_of(program, products[0], facts), tile=products[0].tile)
             us = {
-                one: predicted_us(task, shape, task.engine, one, facts)
+                one: predicted_us(products[0], task, shape, task.engine, one, facts)
                 for one in chunks_of(task, shape, task.engine, facts)
             }
             chunks = min(us, key=lambda one: us[one] or 0.0)
@@ -64,10 +64,10 @@ def chunk(program: Program, facts: Facts, settings: Settings) -> Program:
 
 def _is_cut(task: Task) -> bool:
     """Are its rows, or its columns, announced in chunks?"""
-    return task.kind == "all_gather" or is_carried(task)
+    return task.kind == "all_gather" or is_staged(task)
 
 
-def _check_carried(program: Program, task: Task, chunks: int) -> None:
+def _check_staged(program: Program, task: Task, chunks: int) -> None:
     """Raises  ConfigError: chunks that are not alike, or not of whole tiles"""
     assert task.type is not None
     columns, width = task.type.sizes[1], task.tile[1]

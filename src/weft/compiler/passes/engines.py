@@ -1,7 +1,7 @@
 """Choose for each collective of a kernel what carries its data, and whether to fuse at all.
 
     gathered = all_gather(a, dim=0, kernel=p_gather)
-    ->    all_gather(a, dim=0, kernel=p_gather, engine=ce_pull)
+    ->    all_gather(a, dim=0, kernel=p_gather, engine=ce_push)
 
 Copy engines leave all SMs to the product but start late; SMs push at once but are missing there;
 puts with signals reach other nodes; packets save the signal of small messages. Which is first is
@@ -11,7 +11,7 @@ other would be first, they are taken.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from weft.base.errors import ConfigError
@@ -26,17 +26,15 @@ from weft.compiler.cost.choose import (
 )
 from weft.compiler.facts import Facts, Settings
 from weft.ir.choice import Choice
-from weft.ir.task import ENGINES, INSIDE, PRODUCTS, Program, Task
+from weft.ir.kinds import GATHERED, PRODUCTS
+from weft.ir.task import ENGINES, INSIDE, LL, Program, Task
+
+# Of products, what an operator's schedule asks for: their kernels are written, not generated.
+BY_REQUEST = ("pushers", *LL)
 
 
-def engines(
-    program: Program, facts: Facts, settings: Settings,
-    known: Mapping[str, Collection[str]] = ENGINES,
-) -> Program:  # fmt: skip
-    """`known` are those, by kind, that kernels are generated for: others have to be asked for.
-
-    Raises  ConfigError: an engine that is asked for and cannot be, with those that can
-    """
+def engines(program: Program, facts: Facts, settings: Settings) -> Program:
+    """Raises  ConfigError: an engine that is asked for and cannot be, with those that can"""
     _check_names(program, settings.engines)
     for collective, products in pairs(program):
         if products and products[0].kind == "grouped_matmul":
@@ -51,16 +49,15 @@ def engines(
         usual = [
             way for way in found
             if not products or way.engine == LIBRARY or (
-                way.engine in known[collective.kind]
+                way.engine not in BY_REQUEST
                 and is_read(program, products, collective, way, facts)
             )
         ]  # fmt: skip
         best = _asked(program, collective, asked, found) if asked else usual[0]
-        message = f"asked for; the best is {_times_text(found)}" if asked else _times_text(usual)
+        message = f"the best is {_times_text(found)}" if asked else _times_text(usual)
         if any(way.us is None for way in found):
-            message = (
-                f"asked for; {unmeasured(facts.target)}" if asked else unmeasured(facts.target)
-            )
+            message = unmeasured(facts.target)
+        message = f"as the schedule says; {message}" if asked else message
         program = _with(program, collective, products, best)
         choice = Choice(collective.name, "engine", best.engine, message, collective.place)
         program = replace(program, choices=(*program.choices, choice))
@@ -74,7 +71,7 @@ def pairs(program: Program) -> Iterator[tuple[Task, tuple[Task, ...]]]:
             continue
         if task.kind == "all_gather":
             users = program.users(task.name)
-            yield task, tuple(o if o.kind == "matmul" else program.chief(o.kernel) for o in users)
+            yield task, tuple(o if o.kind in GATHERED else program.chief(o.kernel) for o in users)
         else:
             chief = program.chief(task.kernel)
             yield task, (chief,) if chief.kind in PRODUCTS else ()
@@ -118,9 +115,9 @@ def _times_text(found: list[Way]) -> str:
 
 
 def _way_text(way: Way) -> str:
-    told = f"{way.engine} {way.us:.0f} us" if way.us else way.engine
-    told += f" in tiles of {way.tile[0]} x {way.tile[1]}" if way.tile else ""
-    return told if way.us else f"{told}, not predicted"
+    message = f"{way.engine} {way.us:.0f} us" if way.us else way.engine
+    message += f" in tiles of {way.tile[0]} x {way.tile[1]}" if way.tile else ""
+    return message if way.us else f"{message}, not predicted"
 
 
 def _check_names(program: Program, asked: Mapping[str, str]) -> None:

@@ -18,27 +18,23 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 from weft.ir.choice import Choice
-from weft.ir.task import ENGINES, KINDS, Along, Program, Replicate, Task, cycle_of
+from weft.ir.kinds import ELEMENTWISE, KINDS, OF_ONE_WIDTH
+from weft.ir.shapes import ACTIVATIONS, GATED
+from weft.ir.task import ENGINES, Program, Task, cycle_of
+from weft.ir.tensor import Replicate
 
 # Verbs of kernels: PROGRAM_VERB, numbered from the second on.
-VERBS = {"all_gather": "gather", "matmul": "multiply", "all_reduce": "reduce",
+VERBS = {"all_gather": "gather", "matmul": "multiply", "matmul_tn": "multiply",
+         "all_reduce": "reduce",
          "gather_rows": "multiply", "grouped_matmul": "multiply"}  # fmt: skip
 # What kernels do to a grouped product in registers.
-GROUPED_EPILOGUES = ("silu", "silu_mul")
-ELEMENTWISE = tuple(
-    kind for kind, row in KINDS.items()
-    if row.region and not row.is_collective
-    and all(isinstance(axis, Along) for region in row.region for axis in region)
-)  # fmt: skip
+GROUPED_EPILOGUES = (*ACTIVATIONS, *GATED)
 # What may follow a sum over ranks in the kernel that has whole rows: it leaves their width.
-ROW_WISE = ("silu", "mul", "add", "rms_norm")
+ROW_WISE = (*OF_ONE_WIDTH, "rms_norm")
 
 
-def fuse(program: Program, epilogues: Sequence[str] = ELEMENTWISE) -> Program:
-    """The program with `kernel` given to the tasks that run as kernels, and why.
-
-    `epilogues` are the operations that kernels can do to a product in registers.
-    """
+def fuse(program: Program) -> Program:
+    """The program with `kernel` given to the tasks that run as kernels, and why."""
     kernels: dict[str, str] = {}
     choices: list[Choice] = []
     numbers: Counter[str] = Counter()
@@ -62,8 +58,11 @@ def fuse(program: Program, epilogues: Sequence[str] = ELEMENTWISE) -> Program:
             continue
         if task.name in gathers:
             claim([task], "its rows arrive while tiles of others are multiplied")
+        elif task.kind == "matmul_tn":
+            if behind := gathers & {*task.operands}:
+                claim([task], f"adds up products of rows of {', '.join(behind)} as they arrive")
         elif task.kind == "matmul":
-            group = _of_product(program, task, kernels, epilogues)
+            group = _of_product(program, task, kernels)
             is_behind = task.operands[0] in gathers
             if group[-1].kind in ("reduce_scatter", "all_reduce") and not is_behind:
                 claim(group, "sums of tiles travel while others are multiplied")
@@ -90,13 +89,15 @@ def fuse(program: Program, epilogues: Sequence[str] = ELEMENTWISE) -> Program:
 
 
 def _is_hidden_gather(program: Program, task: Task) -> bool:
-    """Rows that products alone read, each row by tiles of its own."""
+    """Rows that products alone read, each row by tiles of its own; or one that sums over them."""
     users = program.users(task.name)
+    is_summed = [one.kind for one in users] == ["matmul_tn"]
     return (
         task.kind == "all_gather" and task.dim == 0 and task.name not in program.results
         and bool(users)
         and all(
-            one.kind == "matmul" and one.operands[0] == task.name and one.operands[1] != task.name
+            one.operands.count(task.name) == 1
+            and (is_summed or (one.kind == "matmul" and one.operands[0] == task.name))
             for one in users
         )
     )  # fmt: skip
@@ -134,11 +135,9 @@ def _is_only_for(program: Program, task: Task, user: Task) -> bool:
     return program.users(task.name) == (user,) and task.name not in program.results
 
 
-def _of_product(
-    program: Program, task: Task, kernels: dict[str, str], kinds: Sequence[str]
-) -> list[Task]:
+def _of_product(program: Program, task: Task, kernels: dict[str, str]) -> list[Task]:
     """A product, what is done to it in registers, and the collective that ends it."""
-    group = _grown(program, [task], kinds, kernels, ends=lambda one: _is_end(program, one))
+    group = _grown(program, [task], ELEMENTWISE, kernels, ends=lambda one: _is_end(program, one))
     last = group[-1]
     users = program.users(last.name)
     if len(users) == 1 and last.name not in program.results and _can_scatter(users[0]):

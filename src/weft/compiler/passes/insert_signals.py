@@ -1,9 +1,8 @@
 """Say who waits for whom: streams, channels, credits; then leave out what nobody needs.
 
-    copy(a, gathered, pull, rows_ready)    ->    after(copy, main)
-                                                 notify(a_shards, stream=copy, takes=True)
-                                                 wait(a_shards, stream=copy)
-                                                 copy(a, gathered, pull, rows_ready)
+    copy(a, gathered, push, rows_ready)    ->    after(copy, main)
+                                                 take(stream=copy)
+                                                 copy(a, gathered, push, rows_ready)
 
 A copy of what tiles leave takes a token of the kernel that stores them instead, and nothing before:
 only the host's order says that it is behind that kernel.
@@ -19,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from weft.ir import device
+from weft.ir import device, device_rules
 from weft.ir.device import (
     After,
     Buffer,
@@ -27,7 +26,6 @@ from weft.ir.device import (
     Channel,
     Copy,
     Launch,
-    Notify,
     Plan,
     Statement,
     Step,
@@ -46,21 +44,19 @@ def insert_signals(plan: Plan) -> Plan:
 
 def _ordered(plan: Plan) -> Plan:
     """With all signals that could be needed."""
-    buffers = {one.name: one for one in plan.of(Buffer)}
     by_buffer = {name: one.name for one in plan.of(Channel) for name in (one.buffer, *one.along)}
     tokens = {one.buffer for one in plan.of(Channel) if one.to == "engine"}
     along = {name for one in plan.of(Channel) for name in one.along}
-    channels: list[Channel] = []
-    behind: list[Channel] = []
     steps: list[Step] = []
     for step in plan.steps:
         if isinstance(step, Copy) and step.source in tokens:
             steps.append(replace(step, awaits=by_buffer[step.source]))
         elif isinstance(step, Copy):
-            made, around = _around(step, buffers[step.source], plan)
-            channels += made[:1]
-            behind += made[1:]
-            steps += around
+            # What stages own rows beside the copied ones has taken credits.
+            is_staged = any(step.target in one.writes for one in plan.of(Launch)
+                            if [do.kind for do in one.body] == ["stage"])  # fmt: skip
+            take = [] if is_staged else [Take(step.stream, step.place)]
+            steps += [After(step.stream, MAIN), *take, step]
         elif isinstance(step, Launch):
             awaits = tuple(dict.fromkeys(by_buffer[n] for n in step.reads if n in by_buffer))
             kept = [name for name in step.writes if name in tokens]
@@ -74,34 +70,8 @@ def _ordered(plan: Plan) -> Plan:
             steps += [*(Wait(name, place=step.place) for name in waits), step]
     streams = dict.fromkeys(step.stream for step in steps)
     steps += [After(MAIN, other) for other in streams if other != MAIN]
-    statements = [one for one in plan.statements if not isinstance(one, Channel | Step)]
-    channels += [*plan.of(Channel), *behind]
-    return replace(plan, statements=(*statements, *channels, *_credited(plan, steps)))
-
-
-def _around(copy: Copy, source: Buffer, plan: Plan) -> tuple[list[Channel], list[Step]]:
-    """A pull waits until all ranks' rows are there; of a caller's rows all say when they have them.
-
-    Its channels are of `source`, one word for each rank. A push asks for free slots alone.
-    """
-    rows = next(one.rows for one in plan.of(Channel) if one.name == copy.announces)
-    shards = Channel(f"{copy.target}_shards", copy.source, rows, place=copy.place)
-    stream = copy.stream
-    if copy.side == "push":
-        # What stages own rows beside the copied ones has taken credits.
-        is_staged = any(copy.target in one.writes for one in plan.of(Launch)
-                        if [do.kind for do in one.body] == ["stage"])  # fmt: skip
-        take = [] if is_staged else [Take(stream, copy.place)]
-        return [], [After(stream, MAIN), *take, copy]
-    around: list[Step] = [
-        After(stream, MAIN), Notify(shards.name, stream, place=copy.place),
-        Wait(shards.name, stream, copy.place), copy,
-    ]  # fmt: skip
-    if source.role not in device.GIVEN:
-        return [shards], around
-    taken = Channel(f"{copy.target}_taken", copy.source, rows, place=copy.place)
-    around += [Notify(taken.name, stream, place=copy.place), Wait(taken.name, stream, copy.place)]
-    return [shards, taken], around
+    statements = [one for one in plan.statements if not isinstance(one, Step)]
+    return replace(plan, statements=(*statements, *_credited(plan, steps)))
 
 
 def _credited(plan: Plan, steps: Sequence[Step]) -> list[Step]:
@@ -119,8 +89,8 @@ def _credited(plan: Plan, steps: Sequence[Step]) -> list[Step]:
     found = list(steps)
     for i, step in enumerate(found):
         writes = {one.buffer for one in device.accesses(step) if one.writes} & slot
-        is_carried = isinstance(step, Launch) and tokens & {*step.announces}
-        if isinstance(step, Notify) or is_carried or (isinstance(step, Launch) and writes):
+        is_staged = isinstance(step, Launch) and tokens & {*step.announces}
+        if is_staged or (isinstance(step, Launch) and writes):
             found[i] = replace(step, takes=True)
     if uses:
         last = found[uses[-1]]
@@ -131,13 +101,13 @@ def _credited(plan: Plan, steps: Sequence[Step]) -> list[Step]:
 
 def _without_needless(plan: Plan) -> Plan:
     """Leave out, one by one and the last first, what the rules do not ask for."""
-    if device.check(_complete(plan)):
+    if device_rules.check(_complete(plan)):
         return plan  # the breach is told by whoever checks the plan
     at = len(plan.statements)
     while at > 0:
         at -= 1
         for fewer in _lighter(plan, at):
-            if not device.check(_complete(fewer)):
+            if not device_rules.check(_complete(fewer)):
                 plan = fewer
                 break
     return plan
@@ -158,18 +128,8 @@ def _lighter(plan: Plan, at: int) -> Iterator[Plan]:
 
     if isinstance(one, After | Wait):
         yield instead()
-    if isinstance(one, Notify | Launch) and one.takes:
-        yield instead(replace(one, takes=False))
     if isinstance(one, Launch):
+        if one.takes:
+            yield instead(replace(one, takes=False))
         for name in one.awaits:
             yield instead(replace(one, awaits=tuple(n for n in one.awaits if n != name)))
-    if isinstance(one, Channel):
-        # A pair that says what is known: the channel, its announcement, its waits.
-        named = [s for s in plan.statements if one.name in _of_pair(s)]
-        if any(isinstance(s, Notify) for s in named):
-            left = (s for s in plan.statements if s is not one and s not in named)
-            yield replace(plan, statements=tuple(left))
-
-
-def _of_pair(one: Statement) -> tuple[str, ...]:
-    return (one.channel,) if isinstance(one, Notify | Wait) else ()

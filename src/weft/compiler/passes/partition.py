@@ -11,11 +11,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from weft.compiler.cost.products import ENGINES as COPY_ENGINES
 from weft.compiler.facts import Facts
 from weft.compiler.fit import check_fit
 from weft.ir.choice import Choice
-from weft.ir.task import INSIDE, PRODUCTS, Program, Task
+from weft.ir.kinds import PRODUCTS
+from weft.ir.task import INSIDE, Program, Task
 
 # For the kernels that announce, one after the other, beside a resident grid; with communication
 # CTAs for what else runs.
@@ -48,9 +48,9 @@ def _of_kernel(program: Program, first: Task, facts: Facts) -> tuple[Task, str]:
     if first.kind == "all_gather":
         return replace(first, programs="pieces"), "as many as share a rank's rows"
     spare = 0
-    if first.kind == "matmul":
-        engine = program.task(first.operands[0]).engine
-        spare = SPARE_SMS if engine in (*COPY_ENGINES, "pushers") else 0
+    engines = [one.engine for one in program.gathers(first)]
+    if {*engines} & {"ce_push", "pushers"}:
+        spare = SPARE_SMS
     is_split = first.kind in PRODUCTS and any(
         one.engine == "one_shot_ll" for one in program.of_kernel(first.kernel)
     )

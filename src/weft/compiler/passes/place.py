@@ -13,9 +13,19 @@ from dataclasses import replace
 
 from weft.base.errors import PlacementError, ShapeError
 from weft.ir import text
-from weft.ir.shapes import dtype_of, sizes_of
+from weft.ir.shapes import ROWS, dtype_of, sizes_of
 from weft.ir.task import Program, Task, placements_of
-from weft.ir.tensor import TABLE, ByExpert, Halves, Partial, Placement, Replicate, Shard, Type
+from weft.ir.tensor import (
+    TABLE,
+    ByExpert,
+    Halves,
+    Partial,
+    Pieces,
+    Placement,
+    Replicate,
+    Shard,
+    Type,
+)
 
 
 def place(program: Program) -> Program:
@@ -24,17 +34,33 @@ def place(program: Program) -> Program:
     tasks = []
     for task in program.tasks:
         if task.kind != "input":
+            task = _with_row(task, types)
             task = replace(task, type=_infer(program, task, types))
         assert task.type is not None
         if task.kind == "input" and len(task.type.sizes) not in (2, 3):
             message = f"{program.name}: {task.name} is {task.type.as_text()}; it has two dimensions"
             raise ShapeError(f"{message}, or three: experts' matrices", place=task.place)
+        where = task.type.placement
+        if isinstance(where, Pieces) and task.type.sizes[where.dim] != sum(where.sizes):
+            message = f"{program.name}: {task.name} is {task.type.as_text()}; pieces of"
+            raise ShapeError(f"{message} {sum(where.sizes)} do not fill it", place=task.place)
         if task.type.dtype == TABLE and task.name in program.results:
             message = f"{program.name} returns {task.name}, tables of moe_route"
             raise ShapeError(f"{message}; they are for its own tasks", place=task.place)
         types[task.name] = task.type
         tasks.append(task)
     return replace(program, tasks=tuple(tasks), stage="placed")
+
+
+def _with_row(task: Task, types: Mapping[str, Type]) -> Task:
+    """a + b of which one has one row for all rows of the other: that is its second operand."""
+    if task.kind not in ROWS:
+        return task
+    of_one = [types[name].sizes[0] == 1 for name in task.operands]
+    if of_one[0] == of_one[1]:
+        return task
+    operands = task.operands if of_one[1] else task.operands[::-1]
+    return replace(task, kind=ROWS[task.kind], operands=operands)
 
 
 def _infer(program: Program, task: Task, types: Mapping[str, Type]) -> Type:
@@ -44,7 +70,7 @@ def _infer(program: Program, task: Task, types: Mapping[str, Type]) -> Type:
     except ValueError as error:
         raise ShapeError(f"{program.name}: {error}", place=task.place) from None
     given = [_placement(one) for one in operands]
-    for wanted, result in placements_of(task):
+    for wanted, result in placements_of(task, given):
         if list(wanted) == given:
             return Type(dtype_of(task, operands), sizes, result)
     raise PlacementError(
@@ -57,16 +83,29 @@ def _mismatch(program: Program, task: Task, given: Sequence[Placement]) -> str:
     message = f"{task.kind} cannot take " + " and ".join(f"{n} @ {where}" for n, where in operands)
     ways = sorted(_ways(program, task, given), key=lambda way: (len(way), way))
     if not ways:
-        rows = [", ".join(map(text.value, wanted)) for wanted, _ in placements_of(task)]
+        rows = [", ".join(map(text.value, wanted)) for wanted, _ in placements_of(task, given)]
         return f"{message}; it takes {' or '.join(rows)}"
     # The ways that change the fewest operands.
     best = [" and ".join(way) for way in ways if len(way) == len(ways[0])]
+    if task.kind == "columns":
+        best.append(_as_pieces(task, given[0]))
     return f"{message}; {';  or '.join(dict.fromkeys(best))}"
+
+
+def _as_pieces(task: Task, given: Placement) -> str:
+    """How columns that are split are taken apart where they lie."""
+    if isinstance(given, Pieces):
+        bounds = ", ".join(f"[:, {first}:{end}]" for first, end in given.bounds)
+        return f"or take one of its pieces, {bounds}"
+    return (
+        f"or declare the weight that {task.operands[0]} is made of @ Pieces(1, (..)), and take one "
+        "of its pieces, of which each rank has its part"
+    )
 
 
 def _ways(program: Program, task: Task, given: Sequence[Placement]) -> Iterator[list[str]]:
     """Each way to make the operands fit: what must lie otherwise, and how it would."""
-    for wanted, _ in placements_of(task):
+    for wanted, _ in placements_of(task, given):
         way = []
         for name, there, needed in zip(task.operands, given, wanted):
             if there == needed:
@@ -93,7 +132,9 @@ def _remedies(program: Program, name: str, given: Placement, wanted: Placement) 
         yield f"ep_combine({name}, ..)"
     if isinstance(given, Halves):
         yield f"silu_mul({name}, side_by_side=True)"
-    if isinstance(given, Shard) and isinstance(wanted, Halves):
+    if isinstance(given, Pieces):
+        yield f"split({name}, {text.value(given.sizes)}), piece by piece"
+    if isinstance(given, Shard) and isinstance(wanted, Halves | Pieces):
         yield f"declare the weight that it is made of @ {text.value(wanted)}"
     if program.task(name).kind == "input":
         yield "declare it so"

@@ -2,7 +2,7 @@
 
     tile=(32, 32), needs=(Need(g, (Along(0), All())), Need(w, (All(), Along(1))))
 
-Which tiles depend on which follows by intersection, when sizes and ranks are known: `dependencies`.
+Which tiles depend on which follows by intersection, when sizes and ranks are known.
 Everything is in coordinates of the global tensors, so ranks and their ragged parts need no special
 case: a rank's tiles are cut within what it holds, an operand's region may meet several of them.
 """
@@ -18,8 +18,9 @@ from typing import NamedTuple
 from weft.base.errors import ConfigError
 from weft.base.parts import part_of
 from weft.ir.core import wrong_tile
+from weft.ir.kinds import KINDS, PRODUCTS, All, Along, ByTable, Need
 from weft.ir.shapes import per_sequence
-from weft.ir.task import KINDS, PRODUCTS, All, Along, ByTable, Need, Program, Task
+from weft.ir.task import Program, Task, needs_of
 from weft.ir.tensor import TABLE, Size, Times, Type, is_split
 
 DEFAULT = (128, 128)
@@ -80,8 +81,7 @@ def tile(program: Program, extents: Mapping[str, tuple[int, ...]] | None = None)
                 raise ConfigError(message, place=task.place)
             if task.kernel and task.kind in PRODUCTS:
                 cut = _for_template(program, task, cut)
-            needs = tuple(map(Need, task.operands, KINDS[task.kind].region))
-            task = replace(task, tile=cut, needs=needs)
+            task = replace(task, tile=cut, needs=needs_of(task))
         tasks.append(task)
     return replace(program, tasks=tuple(tasks), stage="tiled")
 
@@ -136,37 +136,11 @@ def _of_sequence(task: Task, types: Mapping[str, Type]) -> tuple[int, ...]:
     return 1, number(q[1], {}) // (number(k[1], {}) // task.head)
 
 
-def dependencies(
-    program: Program, sizes: Mapping[str, int], num_ranks: int
-) -> dict[Tile, tuple[Tile, ...]]:
-    """Every tile of every rank, in order, and the tiles of other tasks that it needs.
-
-    Inputs are there from the start: they have no tiles.
-    """
-    return {
-        one: tuple(_producers(program, task, one, sizes, num_ranks))
-        for task in program.tasks
-        if task.kind != "input"
-        for rank in range(num_ranks)
-        for one in tiles_of(task, rank, sizes, num_ranks)
-    }
-
-
-def tiles_of(task: Task, rank: int, sizes: Mapping[str, int], num_ranks: int) -> Iterator[Tile]:
-    """The tiles of a task on a rank, row by row."""
-    return tiles_within(task, rank, held_by(_type(task), rank, sizes, num_ranks))
-
-
 def tiles_within(task: Task, rank: int, held: Region) -> Iterator[Tile]:
     """The tiles that a task's extents cut `held` into, row by row."""
     num_m, num_n = (ceil(extent / size) for extent, size in zip(held.extents, task.tile))
     for i_m, i_n in product(range(num_m), range(num_n)):
         yield Tile(task.name, rank, i_m, i_n)
-
-
-def region_of(task: Task, one: Tile, sizes: Mapping[str, int], num_ranks: int) -> Region:
-    """What a tile covers of the task's global tensor."""
-    return region_within(task, one, held_by(_type(task), one.rank, sizes, num_ranks))
 
 
 def region_within(task: Task, one: Tile, held: Region) -> Region:
@@ -215,25 +189,6 @@ def number(size: Size, sizes: Mapping[str, int]) -> int:
     if isinstance(size, Times):
         return size.by * sizes[size.size]
     return sizes[size] if isinstance(size, str) else size
-
-
-def _producers(
-    program: Program, task: Task, one: Tile, sizes: Mapping[str, int], num_ranks: int
-) -> Iterator[Tile]:
-    region = region_of(task, one, sizes, num_ranks)
-    # A collective reads what other ranks hold: parts of a Shard, all summands of a Partial.
-    ranks = range(num_ranks) if KINDS[task.kind].is_collective else (one.rank,)
-    for need in task.needs:
-        producer = program.task(need.operand)
-        if producer.kind == "input":
-            continue
-        is_table = _type(producer).dtype == TABLE
-        needed = Region(0, 1, 0, 1)
-        if not is_table:
-            needed = needed_of(need, region, _type(producer), sizes)
-        for rank in ranks:
-            held = held_by(_type(producer), rank, sizes, num_ranks)
-            yield from meeting(producer, rank, needed.within(held), held)
 
 
 def meeting(task: Task, rank: int, wanted: Region, held: Region) -> Iterator[Tile]:

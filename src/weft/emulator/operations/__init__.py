@@ -1,6 +1,13 @@
-"""Every TTIR operation the emulator knows, by dialect; importing this fills the table."""
+"""Every TTIR and TTGIR operation the emulator knows, by dialect; importing this fills the table."""
 
-from weft.emulator.operations import arithmetic, control, memory, tiles  # noqa: F401
+from weft.emulator.operations import (  # noqa: F401
+    arithmetic,
+    control,
+    gluon,
+    memory,
+    tensor_memory,
+    tiles,
+)
 from weft.emulator.operations.functions import LIBDEVICE
 from weft.emulator.operations.table import OPERATIONS
 

@@ -132,16 +132,6 @@ def select(code: Any, op: Any) -> None:
         code.elementwise(op, "np.where({0}, {1}, {2})")
 
 
-@operation("arith.mului_extended", "arith.mulsi_extended")
-def multiply_extended(code: Any, op: Any) -> None:
-    """Product, low and high half."""
-    high = "mulhiui" if op.name == "arith.mului_extended" else "mulhisi"
-    a, b = (code.expr(operand) for operand in op.operands)
-    phys = code.join(*(code.phys(operand) for operand in op.operands))
-    code.set(op.results[0], f"{a} * {b}", phys)
-    code.set(op.results[1], f"{high}({a}, {b})", phys)
-
-
 # ---------------------------------------------------------------------------------------------
 # Conversions
 

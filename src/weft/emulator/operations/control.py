@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from weft.base.errors import UnsupportedError
 from weft.emulator.operations.indexing import Affine
 from weft.emulator.operations.table import operation
 
@@ -107,12 +110,15 @@ def while_loop(code: Any, op: Any) -> None:
     def write(phys: list) -> list:
         _carry_in(code, args, inits, phys)
         turns = None if _touches_memory(op) else code.turn_counter(op)
+        threads = code.pending()
         code.line("while True:")
         with code.indented():
             if turns is not None:
                 code.count_turn(turns, op)
             condition, *passed = code.ops(before.ops)
-            code.line(f"if not {code.expr(condition)}:")
+            by_thread = code.is_per_thread(condition)
+            test = code.expr(condition)
+            code.line(f"if not {f'rt.narrow({test})' if by_thread else test}:")
             with code.indented():
                 for result, value in zip(op.results, passed, strict=True):
                     code.set(result, code.expr(value), code.phys(value))
@@ -121,8 +127,15 @@ def while_loop(code: Any, op: Any) -> None:
             values = code.ops(after.ops)
             pairs = zip(phys, values, strict=True)
             wanted = [code.join(shape, code.phys(value)) for shape, value in pairs]
-            if wanted == phys:
+            if by_thread:  # each thread keeps what it had when it left
+                wanted = [(code.names.num_threads,)] * len(values)
+            if wanted == phys and by_thread:
+                _merge(code, args, values)
+            elif wanted == phys:
                 _carry_on(code, args, values, phys)
+        if by_thread:
+            outer = _outer_threads(code, op, threads.add)
+            code.line(f"rt.threads = {outer}")
         return wanted
 
     _settled(code, [code.phys(init) for init in inits], write)
@@ -141,12 +154,15 @@ def _settled(code: Any, forms: list, write: Any) -> list:
 
 
 # A loop over one of these is seen by the scheduler, or by the check for plain spins.
-_TOUCHES = ("tt.load", "tt.store", "tt.atomic", "tt.descriptor", "tt.call", "tt.extern")
+_TOUCHES = ("tt.load", "tt.store", "tt.atomic", "tt.descriptor", "tt.call", "tt.extern", "ttng.")
+_ACCESS = re.compile(r"\\b(ld|st|atom|red)\\.")
 
 
 def _touches_memory(op: Any) -> bool:
     return any(
-        inner.name.startswith(_TOUCHES) or _touches_memory(inner)
+        inner.name.startswith(_TOUCHES)
+        or (inner.name == "tt.elementwise_inline_asm" and _ACCESS.search(inner.strings[0]))
+        or _touches_memory(inner)
         for region in op.regions
         for block in region.blocks
         for inner in block.ops
@@ -179,6 +195,9 @@ def _assign(code: Any, pairs: list[tuple[str, str]]) -> None:
 def branch(code: Any, op: Any) -> None:
     """A branch with results."""
     condition = code.expr(op.operands[0])
+    if code.is_per_thread(op.operands[0]):
+        _branch_by_thread(code, op, condition)
+        return
     phys: list | None = None
     while True:
         mark = code.mark()
@@ -201,6 +220,39 @@ def branch(code: Any, op: Any) -> None:
         phys = joined
 
 
+def _branch_by_thread(code: Any, op: Any, condition: str) -> None:
+    """Both ways, each by the threads that go it; what it gives is each thread's own."""
+    outer = _outer_threads(code, op, code.line)
+    threads = (code.names.num_threads,)
+    for result in op.results:
+        code.bind(result, threads)
+        code.line(f"{code.expr(result)} = {code.dtype(result)}.type(0)")
+    for test, region in zip((condition, f"~{condition}"), op.regions, strict=False):
+        code.line(f"if rt.narrow({test}):")
+        with code.indented():
+            _merge(code, op.results, code.ops(region.ops))
+        code.line(f"rt.threads = {outer}")
+
+
+def _outer_threads(code: Any, op: Any, write: Callable[[str], None]) -> str:
+    """A variable that keeps which threads run where `write` writes."""
+    outer = code.names.identifier(code.function.name, ("threads", id(op)), "threads")
+    write(f"{outer} = rt.threads")
+    return outer
+
+
+def _merge(code: Any, into: list, values: list) -> None:
+    """into = values, in the threads that run."""
+    if any(value.type.is_tensor for value in values):
+        raise UnsupportedError(
+            "a tile comes out of a condition, or a loop, that holds for some threads of a program"
+            " only; the emulator follows numbers through these",
+            place=code.place,
+        )
+    news = [f"rt.merged({code.expr(a)}, {code.expr(b)})" for a, b in zip(into, values, strict=True)]
+    _assign(code, list(zip(map(code.expr, into), news, strict=True)))
+
+
 @operation("scf.execute_region")
 def execute_region(code: Any, op: Any) -> None:
     """A region run in place."""
@@ -210,7 +262,8 @@ def execute_region(code: Any, op: Any) -> None:
 
 
 TERMINATORS = (
-    "scf.yield", "scf.condition", "tt.reduce.return", "tt.scan.return", "tt.map_elementwise.return",
+    "scf.yield", "scf.condition", "tt.reduce.return", "tt.scan.return", "ttg.warp_yield",
+    "tt.map_elementwise.return",
 )  # fmt: skip
 
 

@@ -31,11 +31,8 @@ templates(
         "math.isfinite": "np.isfinite({0})",
         "math.absf": "np.abs({0})",
         "math.absi": "np.abs({0})",
-        "math.round": "round_away({0})",
         "math.roundeven": "np.rint({0})",
         "math.powf": "np.power({0}, {1})",
-        "math.ctlz": "clz({0})",
-        "math.ctpop": "popcount({0})",
         "tt.precise_sqrt": "np.sqrt({0})",
         "tt.approx_divf": "{0} / {1}",
         "tt.precise_divf": "{0} / {1}",
@@ -60,84 +57,30 @@ _NAMES = {
         "asin": "arcsin", "acos": "arccos", "atan": "arctan", "asinh": "arcsinh",
         "acosh": "arccosh", "atanh": "arctanh", "sinh": "sinh", "cosh": "cosh", "cbrt": "cbrt",
         "fabs": "abs", "abs": "abs", "llabs": "abs", "rint": "rint", "nearbyint": "rint",
-        "fsqrt_rn": "sqrt", "dsqrt_rn": "sqrt",
     },
     "np.{}({{0}}, {{1}})": {
         "hypot": "hypot", "pow": "power", "fmod": "fmod", "fmax": "fmax", "fmin": "fmin",
-        "max": "maximum", "min": "minimum", "nextafter": "nextafter",
     },
     "np.{}({{0}}).astype({{dtype}})": {
-        "isnan": "isnan", "isinf": "isinf", "finite": "isfinite", "signbit": "signbit",
-        "isnand": "isnan", "isinfd": "isinf", "isfinited": "isfinite", "signbitd": "signbit",
-        "llrint": "rint",
-    },
-    "{}({{0}}).astype({{dtype}})": {
-        "clz": "clz", "popc": "popcount", "ffs": "ffs"
-    },
-    "special('{}', {{0}})": {
-        "erfc": "erfc", "erfinv": "erfinv", "erfcx": "erfcx", "normcdf": "ndtr",
-        "normcdfinv": "ndtri", "lgamma": "gammaln",
-    },
-    "{}({{0}}, {{1}})": {
-        "umulhi": "mulhiui", "mulhi": "mulhisi", "mul64hi": "mulhisi", "umul64hi": "mulhiui",
-    },
-    "{}({{0}}, {{1}}, {{2}})": {"fmaf_rn": "fma", "fma_rn": "fma"},
-    "{}({{0}})": {
-        "round": "round_away", "frsqrt_rn": "rsqrt",
-    },
-    "{{0}} {} {{1}}": {
-        f"{kind}{name}_rn": sign
-        for kind in "fd"
-        for name, sign in {"add": "+", "sub": "-", "mul": "*", "div": "/"}.items()
-    },
-    "np.sqrt({})": {
-        f"norm{n}d": " + ".join(f"{{{i}}} * {{{i}}}" for i in range(n)) for n in (3, 4)
-    },
-    "rsqrt({})": {
-        f"rnorm{n}d": " + ".join(f"{{{i}}} * {{{i}}}" for i in range(n)) for n in (3, 4)
+        "isnan": "isnan", "isinf": "isinf", "finite": "isfinite", "isnand": "isnan",
+        "isinfd": "isinf", "isfinited": "isfinite",
     },
 }  # fmt: skip
 for _form, _row in _NAMES.items():
     LIBDEVICE |= {_name: _form.format(_function) for _name, _function in _row.items()}
-LIBDEVICE |= dict.fromkeys(
-    (
-        "float_as_int", "int_as_float", "float_as_uint", "uint_as_float", "longlong_as_double",
-        "double_as_longlong",
-    ),
-    "{0}.view({dtype})",
-)  # fmt: skip
-LIBDEVICE |= {
-    "exp10": "np.power({dtype}.type(10), {0})",
-    "fdim": "np.fmax({0} - {1}, {dtype}.type(0))",
-    "saturate": "np.clip({0}, {dtype}.type(0), {dtype}.type(1))",
-    "fast_fdivide": "{0} / {1}",
-    "erfcinv": "special('erfinv', {dtype}.type(1) - {0})",
-    "logb": "(np.frexp({0})[1] - 1).astype({dtype})",
-    "ilogb": "(np.frexp({0})[1] - 1).astype({dtype})",
-    "ldexp": "np.ldexp({0}, {1}).astype({dtype})",
-    "scalbn": "np.ldexp({0}, {1}).astype({dtype})",
-    "powi": "np.power({0}, {1}.astype({dtype}))",
-    "llround": "float_to_int(round_away({0}), {dtype})",
-    "fmaf_rn": "fma({0}, {1}, {2})",
-    "fma_rn": "fma({0}, {1}, {2})",
-    "frcp_rn": "{dtype}.type(1) / {0}",
-    "drcp_rn": "{dtype}.type(1) / {0}",
-}
-for _name in ("exp", "log", "sin", "cos", "log2", "log10", "exp10", "tan", "pow"):
+for _name in ("exp", "log", "sin", "cos", "log2", "log10", "tan", "pow"):
     LIBDEVICE[f"fast_{_name}"] = LIBDEVICE[_name]
 
-# Of the directions of rounding, floats know the nearest alone.
-for _name, _sign in {"add": "+", "sub": "-", "mul": "*", "div": "/"}.items():
-    LIBDEVICE |= dict.fromkeys((f"f{_name}_rn", f"d{_name}_rn"), f"{{0}} {_sign} {{1}}")
-LIBDEVICE["double2float_rn"] = "{0}.astype({dtype})"
-_WHOLE = {"rn": "np.rint", "rz": "np.trunc", "rd": "np.floor", "ru": "np.ceil"}
-for _float in ("float", "double"):
-    for _integer, _unsigned in {"int": "", "ll": "", "uint": ", True", "ull": ", True"}.items():
-        for _direction, _function in _WHOLE.items():
-            _text = f"float_to_int({_function}({{0}}), {{dtype}}{_unsigned})"
-            LIBDEVICE[f"{_float}2{_integer}_{_direction}"] = _text
-        _source = "{u0}" if _unsigned else "{0}"
-        LIBDEVICE[f"{_integer}2{_float}_rn"] = f"{_source}.astype({{dtype}})"
+# Instructions on pairs of f32, which Gluon has for sm_100: templates of their results.
+PAIRS = {
+    f"{name}.f32x2 $0, $1, $2;": (f"in_pairs(np.{function}, {{0}}, {{1}})",)
+    for name, function in (("add", "add"), ("sub", "subtract"), ("mul", "multiply"))
+}
+PAIRS |= {
+    "fma.rn.f32x2 $0, $1, $2, $3;": ("in_pairs(fma, {0}, {1}, {2})",),
+    "mov.b64 $0, { $1, $2 };": ("paired({0}, {1})",),
+    "mov.b64 { $0, $1 }, $2;": ("low_of({0})", "high_of({0})"),
+}
 
 
 def libdevice_template(symbol: str) -> str | None:

@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from weft.base.errors import UnsupportedError
-from weft.emulator.operations.functions import libdevice_template
+from weft.emulator.inline_ptx import read_assembly
+from weft.emulator.nvshmem import FUNCTIONS as NVSHMEM
+from weft.emulator.operations.functions import PAIRS, libdevice_template
 from weft.emulator.operations.table import operation
 
 
@@ -14,33 +16,39 @@ def load(code: Any, op: Any) -> None:
     """Read memory; masked elements are `other`."""
     pointer, mask, other = (*op.operands, None, None)[:3]
     dtype = code.constant_dtype(code.pointee(pointer))
-    where = _where(code, pointer, mask)
+    pointers, chosen = where(code, pointer, mask)
+    shape = op.result.type.shape
+    if code.is_per_thread(pointer):
+        chosen, shape = f"rt.on({chosen})", code.phys(pointer)
     call = (
-        f"rt.load({where[0]}, {where[1]}, {'None' if other is None else code.expr(other)}, "
-        f"{dtype}, {op.result.type.shape}, {code.loc(op)}"
+        f"rt.load({pointers}, {chosen}, {'None' if other is None else code.expr(other)}, "
+        f"{dtype}, {shape}, {code.loc(op)}"
     )
-    code.set(op.result, call + (", True)" if op.flag("isVolatile") else ")"))
+    code.set(op.result, call + (", True)" if op.flag("isVolatile") else ")"), shape)
 
 
 @operation("tt.store")
 def store(code: Any, op: Any) -> None:
     """Write memory where the mask holds."""
     pointer, value, mask = (*op.operands, None)[:3]
-    pointers, chosen = _where(code, pointer, mask)
+    pointers, chosen = where(code, pointer, mask)
     dtype = code.constant_dtype(code.pointee(pointer))
-    _call(code, op, "store", pointers, code.expr(value), chosen, dtype, value.type.shape)
+    call_runtime(code, op, "store", pointers, value, chosen, dtype, value.type.shape)
 
 
-def _call(code: Any, op: Any, method: str, *words: Any) -> None:
-    """The runtime's method with these words and the operation's location."""
-    text = f"rt.{method}({', '.join(map(str, words))}, {code.loc(op)})"
-    if op.results:
-        code.set(op.result, text)
+def call_runtime(code: Any, op: Any, method: str, *words: Any) -> None:
+    """The runtime's method with these words, operands of `op` among them, and the location."""
+    texts = [code.expr(word) if word in op.operands else str(word) for word in words]
+    text = f"rt.{method}({', '.join([*texts, str(code.loc(op))])})"
+    if op.results and op.result.type.text not in ("none", "!ttg.async.token"):
+        code.set(op.result, text, () if op.result.type.element == "memdesc" else None)
     else:
         code.line(text)
+        for token in op.results:
+            code.bind(token, ())
 
 
-def _where(code: Any, pointer: Any, mask: Any) -> tuple[str, str]:
+def where(code: Any, pointer: Any, mask: Any) -> tuple[str, str]:
     """Pointers and mask: as integers where both have that form, else as tiles."""
     affine = code.held[pointer].affine
     always = code.mask(mask) == "None" if mask is None or code.known(mask) is not None else False
@@ -62,8 +70,8 @@ def atomic_rmw(code: Any, op: Any) -> None:
     kind, order, scope = map(repr, op.words[:3])
     pointer, value, mask = (*op.operands, None)[:3]
     dtype = code.constant_dtype(code.pointee(pointer))
-    _call(
-        code, op, "atomic_rmw", kind, order, scope, code.expr(pointer), code.expr(value),
+    call_runtime(
+        code, op, "atomic_rmw", kind, order, scope, pointer, value,
         code.mask(mask), dtype, op.result.type.shape,
     )  # fmt: skip
 
@@ -73,8 +81,7 @@ def atomic_cas(code: Any, op: Any) -> None:
     """Write if memory holds what was expected; gives the old value."""
     order, scope = map(repr, op.words[:2])
     dtype = code.constant_dtype(code.pointee(op.operands[0]))
-    operands = map(code.expr, op.operands)
-    _call(code, op, "atomic_cas", order, scope, *operands, dtype, op.result.type.shape)
+    call_runtime(code, op, "atomic_cas", order, scope, *op.operands, dtype, op.result.type.shape)
 
 
 # Triton 3.9's atomic accesses are weft's own, element by element.
@@ -99,20 +106,6 @@ def atomic_store(code: Any, op: Any) -> None:
         f"lambda p, v: rt.extern('weft.store:{order}.{scope}', (p, v), i32, (), {code.loc(op)})"
     )
     code.line(_each(code, access, "i32", value.type.shape, mask, [pointer, value]))
-
-
-@operation("tt.atomic_poll")
-def atomic_poll(code: Any, op: Any) -> None:
-    """Read atomically until memory holds the value, or time is up: nobody else can go on."""
-    order, scope = op.words[:2]
-    pointer, expected = op.operands[:2]
-    dtype = code.constant_dtype(code.pointee(pointer))
-    read = (
-        f"lambda: rt.extern('weft.load:{order}.{scope}', ({code.expr(pointer)},), "
-        f"{dtype}, (), {code.loc(op)})"
-    )
-    limit = f", {code.expr(op.operands[2])}" if len(op.operands) > 2 else ""
-    code.set(op.result, f"poll({read}, {code.expr(expected)}{limit})")
 
 
 def _each(code: Any, access: str, dtype: str, shape: tuple, mask: Any, operands: list) -> str:
@@ -144,21 +137,15 @@ def make_descriptor(code: Any, op: Any) -> None:
     )
 
 
-@operation(
-    "tt.descriptor_load", "tt.descriptor_store", "tt.descriptor_reduce", "tt.descriptor_gather",
-    "tt.descriptor_scatter",
-)  # fmt: skip
+@operation("tt.descriptor_load", "tt.descriptor_store", "tt.descriptor_reduce")
 def access_block(code: Any, op: Any) -> None:
-    """Blocks at indices, or the rows that a tile names: what lies outside reads as padding, and is
-    not written. Stores, and reductions (add, min, max, and, or, xor), are asynchronous."""
+    """Blocks at indices: what lies outside reads as padding, and is not written. Stores, and
+    reductions (add, min, max, and, or, xor), are asynchronous."""
     method = op.name.removeprefix("tt.")
-    descriptor, *where = op.operands
-    what = op.result.type.shape if op.results else code.full(where.pop())
-    words = [_tuple(code, where)]
-    if method in ("descriptor_gather", "descriptor_scatter"):
-        words = [code.full(where[0]), code.expr(where[1])]
+    descriptor, *indices = op.operands
+    what = op.result.type.shape if op.results else code.full(indices.pop())
     kind = [repr(op.words[0])] if method == "descriptor_reduce" else []
-    _call(code, op, method, *kind, code.expr(descriptor), *words, what)
+    call_runtime(code, op, method, *kind, descriptor, _tuple(code, indices), what)
 
 
 def _tuple(code: Any, values: list) -> str:
@@ -174,9 +161,11 @@ def _tuple(code: Any, values: list) -> str:
 def extern(code: Any, op: Any) -> None:
     """Weft's primitives, and the functions of libdevice."""
     symbol = str(op.attributes.get("symbol", ""))
-    if symbol.startswith("weft."):
+    if symbol.startswith("weft.") or symbol in NVSHMEM:
         args = _tuple(code, op.operands)
-        _call(code, op, "extern", repr(symbol), args, code.dtype(op.result), op.result.type.shape)
+        call_runtime(
+            code, op, "extern", repr(symbol), args, code.dtype(op.result), op.result.type.shape
+        )
         return
     template = libdevice_template(symbol) if symbol.startswith("__nv_") else None
     if template is None:
@@ -190,13 +179,34 @@ def extern(code: Any, op: Any) -> None:
 
 @operation("tt.elementwise_inline_asm")
 def inline_asm(code: Any, op: Any) -> None:
-    """Not emulated: assembly has no meaning off its target."""
-    text = op.strings[0] if op.strings else ""
-    raise UnsupportedError(
-        f"inline assembly {text[:60]!r} cannot run on the emulator; "
-        "branch on the target, as weft.language does",
-        place=op.place,
+    """PTX for synchronising, an element at a time; and for pairs of floats."""
+    if templates := PAIRS.get(" ".join(op.strings[0].split())):
+        for result, template in zip(op.results, templates, strict=True):
+            text = template.format(*map(code.full, op.operands))
+            code.set(result, text)
+        return
+    try:
+        if op.integer("packed_element", 1) != 1:
+            raise UnsupportedError(
+                "inline assembly on packed elements is not emulated; pass pack=1"
+            )
+        assembly = read_assembly(op.strings[0], op.attributes["constraints"].strip('"'))
+    except UnsupportedError as error:
+        raise UnsupportedError(error.message, place=op.place) from None
+    shape = op.results[0].type.shape if op.results else ()
+    differs = assembly.differs or any(map(code.is_per_thread, op.operands))
+    kinds = "".join(f"{code.dtype(result)}, " for result in op.results)
+    operands = "".join(f"{code.expr(operand)}, " for operand in op.operands)
+    for number, result in enumerate(op.results):
+        by_thread = not shape and differs and number in assembly.written
+        code.bind(result, (code.names.num_threads,) if by_thread else shape)
+    names = "".join(f"{code.expr(result)}, " for result in op.results)
+    code.line(
+        f"{names}= rt.assembly({code.names.assembly(assembly)}, {assembly.accesses}, ({operands}),"
+        f" {shape}, ({kinds}), {code.loc(op)})"
     )
+    for result in op.results:
+        code.also_as_integer(result)
 
 
 @operation("tt.assert")

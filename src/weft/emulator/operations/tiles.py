@@ -32,7 +32,7 @@ def make_range(code: Any, op: Any) -> None:
     start, end = op.integer("start"), op.integer("end")
     # A range of one does not move: its axis may be stretched by a broadcast.
     steps = (1,) if end - start > 1 else (0,)
-    affine = indexing.Affine(steps, lambda: (start, steps)) if code.names.affine else None
+    affine = indexing.Affine(steps, lambda: (start, steps))
     code.set_constant(op.result, np.arange(start, end, dtype=np.int32), affine)
 
 
@@ -93,7 +93,7 @@ def transpose(code: Any, op: Any) -> None:
     """A tile with its axes in another order."""
     tile = op.operands[0]
     phys = code.phys(tile)
-    order = _integers(op.attributes.get("order", ""))
+    order = integers(op.attributes.get("order", ""))
     if phys == ():
         code.alias(op.result, tile)
         return
@@ -102,7 +102,7 @@ def transpose(code: Any, op: Any) -> None:
     _moved(code, op, order, lambda: f"{code.expr(tile)}{call}", turned)
 
 
-def _integers(text: str) -> list[int]:
+def integers(text: str) -> list[int]:
     return [int(number) for number in re.findall(r"-?\b\d+\b", str(text).split(":", 1)[-1])]
 
 
@@ -233,19 +233,21 @@ def scan(code: Any, op: Any) -> None:
     _combined(code, op, "scan_with", axis, reverse)
 
 
+@operation("tt.map_elementwise")
+def map_elementwise(code: Any, op: Any) -> None:
+    """A function of scalars, of each element of the tiles."""
+    if op.integer("pack", 1) != 1:
+        raise UnsupportedError(
+            "the emulator maps functions of one element: leave out pack=", place=op.place
+        )
+    tiles = ", ".join(code.full(tile) for tile in op.operands)
+    code.set_many(op.results, f"{code.combine(op)}({tiles})")
+
+
 def _combined(code: Any, op: Any, function: str, *how: Any) -> None:
     """`function` of the operation's own combining function, how it goes, and its tiles."""
     words = [code.combine(op), *map(str, how), *(code.full(tile) for tile in op.operands)]
     code.set_many(op.results, f"{function}({', '.join(words)})")
-
-
-@operation("tt.map_elementwise")
-def map_elementwise(code: Any, op: Any) -> None:
-    """A scalar function applied to every element."""
-    function = code.region_function(op, vector=False)
-    sources = ", ".join(code.full(tile) for tile in op.operands)
-    text = f"map_elementwise({function}, {op.integer('pack', 1)}, {sources})"
-    code.set_many(op.results, text)
 
 
 # ---------------------------------------------------------------------------------------------
@@ -273,39 +275,3 @@ def dot(code: Any, op: Any) -> None:
     if not (code.known(c) is not None and np.all(code.known(c) == 0)):
         text += f" + {code.expr(c)}"
     code.set(op.result, text)
-
-
-SCALED_KINDS = ("e4m3", "e5m2", "bf16", "fp16", "e2m1")
-
-
-@operation("tt.dot_scaled")
-def dot_scaled(code: Any, op: Any) -> None:
-    """Micro-scaled product of fp4, fp8, bf16 and fp16."""
-    kinds = [str(op.attributes.get(side, "")) for side in ("lhs", "rhs")]
-    if any(kind not in SCALED_KINDS for kind in kinds):
-        raise UnsupportedError(
-            f"the emulator's tt.dot_scaled takes {', '.join(SCALED_KINDS)}, not {kinds}",
-            place=op.place,
-        )
-    text = op.text.split("tt.dot_scaled", 1)[1].split(" : ", 1)[0]
-    a_part, rest = text.split(",", 1)
-    operands = list(op.operands)
-    a = operands.pop(0)
-    a_scale = operands.pop(0) if " scale " in a_part else None
-    b = operands.pop(0)
-    b_scale = operands.pop(0) if " scale " in rest else None
-    c = operands.pop(0)
-    tiles = []
-    for side, axis, tile, scale, kind in (
-        ("lhs", 1, a, a_scale, kinds[0]), ("rhs", 0, b, b_scale, kinds[1]),
-    ):  # fmt: skip
-        source = code.full(tile)
-        if kind == "e2m1":
-            along_k = str(op.attributes.get(f"{side}_k_pack", "true")).startswith("true")
-            source = f"from_fp4({source}, {axis if along_k else 1 - axis})"
-        elif code.dtype(tile) == "i8":
-            word = {"e4m3": "f8E4M3FN", "e5m2": "f8E5M2"}[kind]
-            source = f"{source}.view({word})"
-        factor = code.full(scale) if scale is not None else "None"
-        tiles.append(f"scaled({source}, {factor}, {axis})")
-    code.set(op.result, f"dot({tiles[0]}, {tiles[1]}, {code.expr(c)})")

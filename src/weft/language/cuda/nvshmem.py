@@ -19,14 +19,6 @@ from weft.language import world_layout as layout
 from weft.language.cuda import nvshmem_library
 from weft.language.world_arg import is_far_version
 
-PEER_BASES = tl.constexpr(layout.PEER_BASES)
-STAGE_PTR = tl.constexpr(layout.STAGE_PTR)
-STAGE_LOCKS = tl.constexpr(layout.STAGE_LOCKS)
-STAGE_SLOTS = tl.constexpr(layout.STAGE_SLOTS)
-STAGE_SLOT_BYTES = tl.constexpr(layout.STAGE_SLOT_BYTES)
-STAGE_BYTES = tl.constexpr(layout.STAGE_BYTES)
-RANK = tl.constexpr(layout.RANK)
-
 # NVSHMEM's own numbers: nvshmemx_signal_op_t and a comparison.
 SIGNAL_SET = tl.constexpr(9)
 SIGNAL_ADD = tl.constexpr(10)
@@ -103,7 +95,7 @@ def thread_index():
 @triton.jit
 def processing_element(world, peer):
     """NVSHMEM's number of a rank: its rank in the default process group."""
-    return tl.load(world.table + PEER_BASES + 3 * world.num_ranks + peer).to(tl.int32)
+    return tl.load(world.table + layout.PEER_BASES + 2 * world.num_ranks + peer).to(tl.int32)
 
 
 @triton.jit
@@ -130,20 +122,6 @@ def signal(world, word, value, to, op: tl.constexpr, order: tl.constexpr):
 
 
 @triton.jit
-def signal_warp(world, word, value, to):
-    """Each warp adds to `word` on rank `to`, behind what its own threads have written."""
-    pe = processing_element(world, to)
-    value = tl.cast(value, word.dtype.element_ty)
-    lane = api.assembly("bar.warp.sync 0xffffffff; mov.u32 $0, %laneid;", "=r,~{memory}")
-    if lane == 0:
-        api.assembly("fence.acq_rel.sys; mov.u32 $0, 0;", "=r,~{memory}")
-        if word.dtype.element_ty.primitive_bitwidth == 64:
-            nvshmem("nvshmemx_signal_op", word.to(tl.int64), value, SIGNAL_ADD, pe)
-        else:
-            nvshmem("nvshmem_int32_atomic_add", word.to(tl.int64), value, pe)
-
-
-@triton.jit
 def see_what_came(word):
     """Behind a wait on `word`: what a network card wrote before that is seen too."""
     if thread_index() == 0:
@@ -160,32 +138,34 @@ def see_what_came(word):
 def claim_slot(world):
     """The number of a slot of the stage that nobody else uses. Its holder waits for no other
     program, so whoever looks for one finds one."""
-    locks = tl.load(world.table + STAGE_LOCKS).to(tl.pointer_type(tl.int32))
+    locks = tl.load(world.table + layout.STAGE_LOCKS).to(tl.pointer_type(tl.int32))
     program = tl.program_id(0) + tl.num_programs(0) * (
         tl.program_id(1) + tl.num_programs(1) * tl.program_id(2)
     )
-    slot = program % STAGE_SLOTS
+    slot = program % layout.STAGE_SLOTS
     while tl.atomic_cas(locks + slot, 0, 1, sem="acquire", scope="gpu") != 0:
-        slot = (slot + 1) % STAGE_SLOTS
+        slot = (slot + 1) % layout.STAGE_SLOTS
     return slot
 
 
 @triton.jit
 def return_slot(world, slot):
-    locks = tl.load(world.table + STAGE_LOCKS).to(tl.pointer_type(tl.int32))
+    locks = tl.load(world.table + layout.STAGE_LOCKS).to(tl.pointer_type(tl.int32))
     tl.debug_barrier()
     tl.atomic_xchg(locks + slot, 0, sem="release", scope="gpu")
 
 
 @triton.jit
 def slot_address(world, slot):
-    return tl.load(world.table + STAGE_PTR) + tl.cast(slot, tl.int64) * STAGE_SLOT_BYTES
+    return (
+        tl.load(world.table + layout.STAGE_PTR) + tl.cast(slot, tl.int64) * layout.STAGE_SLOT_BYTES
+    )
 
 
 @triton.jit
 def spare_address(world):
     """A symmetric word that holds nothing: where elements go whose mask does not hold."""
-    return tl.load(world.table + STAGE_PTR) + STAGE_BYTES
+    return tl.load(world.table + layout.STAGE_PTR) + layout.STAGE_BYTES
 
 
 @triton.jit
@@ -275,7 +255,7 @@ def put_words(address, words, pe):
 
 @triton.jit
 def put_each(world, address, words, pe, lives):
-    own = processing_element(world, tl.load(world.table + RANK))
+    own = processing_element(world, tl.load(world.table + layout.RANK))
     put_words(tl.where(lives, address, spare_address(world)), words, tl.where(lives, pe, own))
 
 
@@ -329,7 +309,7 @@ def get_words(address, pe, bits: tl.constexpr):
 
 @triton.jit
 def get_each(world, address, pe, lives, bits: tl.constexpr):
-    own = processing_element(world, tl.load(world.table + RANK))
+    own = processing_element(world, tl.load(world.table + layout.RANK))
     return get_words(tl.where(lives, address, spare_address(world)), tl.where(lives, pe, own), bits)
 
 

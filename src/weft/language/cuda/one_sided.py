@@ -1,5 +1,5 @@
 """NVIDIA: one-sided transfers, to near peers as everywhere, to far ones through NVSHMEM; and what
-orders and completes them."""
+orders them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import triton.language as tl
 
 from weft.language import one_sided as declared
 from weft.language import triton_api as api
-from weft.language.addressing import is_near, translate
+from weft.language.addressing import is_near
 from weft.language.cuda import nvshmem
 from weft.language.cuda.nvshmem import has_far_peers
 from weft.language.portable import one_sided as near
@@ -49,47 +49,3 @@ def fence(world):
     # First the barrier: the fence of the thread that signals later then covers all threads.
     tl.debug_barrier()
     api.assembly("fence.acq_rel.sys; mov.u32 $0, 0;", "=r,~{memory}")
-
-
-@implement(declared.quiet, "cuda")
-@triton.jit
-def quiet(world):
-    complete_stores()
-    api.assembly("fence.sc.sys; mov.u32 $0, 0;", "=r,~{memory}")
-    fence(world)
-    tl.debug_barrier()
-
-
-@implement(declared.notify_warp, "cuda")
-@triton.jit
-def notify_warp(world, signal, value, to, scope):
-    # A scalar assembly runs in every thread: there warps and lanes have their names.
-    complete_stores()
-    if has_far_peers(world):
-        nvshmem.complete_far()
-        nvshmem.signal_warp(world, signal, value, to)
-    else:
-        _notify_near_warp(world, signal, value, to, scope)
-
-
-@triton.jit
-def _notify_near_warp(world, signal, value, to, scope: tl.constexpr):
-    word = translate(world, signal, to)
-    if word.dtype.element_ty.primitive_bitwidth == 32:
-        api.assembly(
-            "{ .reg .pred p; .reg .b32 lane; bar.warp.sync 0xffffffff;"
-            " mov.u32 lane, %laneid; setp.eq.u32 p, lane, 0;"
-            f" @p red.release.{scope}.global.add.u32 [$1], $2; }} mov.u32 $0, 0;",
-            "=r,l,r,~{memory}",
-            word,
-            value,
-        )
-    else:
-        api.assembly(
-            "{ .reg .pred p; .reg .b32 lane; bar.warp.sync 0xffffffff;"
-            " mov.u32 lane, %laneid; setp.eq.u32 p, lane, 0;"
-            f" @p red.release.{scope}.global.add.u64 [$1], $2; }} mov.u32 $0, 0;",
-            "=r,l,l,~{memory}",
-            word,
-            value,
-        )

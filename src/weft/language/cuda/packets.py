@@ -13,8 +13,6 @@ from weft.language.portable.give_up import leave_report
 from weft.language.portable.packets import flag_of, is_late, pack, wait_for_all
 from weft.language.registry import implement
 
-ABORT_PTR = tl.constexpr(layout.ABORT_PTR)
-TIMEOUT_NS = tl.constexpr(layout.TIMEOUT_NS)
 # Polls are slower here than in `wait`: each ends with a reduction over the program.
 LOOK_MASK = tl.constexpr(16383)
 
@@ -121,8 +119,8 @@ def wait_tile(packets, flag, world, mask, site):
             if (failed & LOOK_MASK) == 0:
                 now = latest_clock_ns(seen)
                 if deadline == 0:
-                    deadline = now + tl.load(world.table + TIMEOUT_NS)
-                abort = tl.load(world.table + ABORT_PTR).to(tl.pointer_type(tl.int32))
+                    deadline = now + tl.load(world.table + layout.TIMEOUT_NS)
+                abort = tl.load(world.table + layout.ABORT_PTR).to(tl.pointer_type(tl.int32))
                 aborted = is_aborted(abort, seen)
                 if (going != 0) & (aborted | (now >= deadline)):
                     word = tl.max(tl.where(late, packets.to(tl.int64), 0))

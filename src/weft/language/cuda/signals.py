@@ -9,25 +9,44 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from weft.language import clock
 from weft.language import signals as declared
 from weft.language import triton_api as api
 from weft.language import world_layout as layout
 from weft.language.addressing import is_near, translate
 from weft.language.cuda import nvshmem
-from weft.language.cuda.clock import clock_ns
 from weft.language.cuda.nvshmem import has_far_peers
-from weft.language.cuda.target import has_bulk_stores, sharers
 from weft.language.portable.give_up import leave_report
 from weft.language.portable.signals import missing
 from weft.language.registry import implement
 from weft.language.triton_api import ordered_store
 
-ABORT_PTR = tl.constexpr(layout.ABORT_PTR)
-TIMEOUT_NS = tl.constexpr(layout.TIMEOUT_NS)
 # A clock and an abort word are looked at once in so many failed polls: some 40 ms. The abort word
 # is in host memory: at one look in 256 polls the reads of a full grid held up the copy engines
 # that it waited for: 742 to 1487 us instead of 190 (docs/decisions/004-look-rarely.md).
 LOOK_MASK = tl.constexpr(65535)
+
+
+@api.builtin
+def has_bulk_stores(_semantic=None):
+    """Are there asynchronous (TMA) stores, and with them the async proxy? A constant."""
+    return api.constexpr(api.cuda_arch(_semantic) >= 90)
+
+
+@api.builtin
+def sharers(count, _semantic=None):
+    """How many threads share the work on `count` words, each with its own. A constant."""
+    # A constant is usually 1; in Gluon a part of the program may run what is traced.
+    if not api.is_tensor(count) or api.is_gluon(_semantic):
+        return api.constexpr(1)
+    return api.constexpr(32 * api.num_warps(_semantic))
+
+
+@implement(clock.clock_ns, "cuda")
+@triton.jit
+def clock_ns():
+    """The clock that all SMs of a GPU share."""
+    return api.assembly("mov.u64 $0, %globaltimer;", "=l,~{memory}", dtype=tl.int64)
 
 
 @triton.jit
@@ -62,8 +81,8 @@ def wait_word(word, at_least, world, order: tl.constexpr, scope: tl.constexpr, s
             if failed & LOOK_MASK == 0:
                 now = clock_ns()
                 if deadline == 0:
-                    deadline = now + tl.load(world.table + TIMEOUT_NS)
-                abort = tl.load(world.table + ABORT_PTR).to(tl.pointer_type(tl.int32))
+                    deadline = now + tl.load(world.table + layout.TIMEOUT_NS)
+                abort = tl.load(world.table + layout.ABORT_PTR).to(tl.pointer_type(tl.int32))
                 aborted = poll(abort, "relaxed", "sys") != 0
                 # Threads may differ here: nothing in this branch contains a block barrier.
                 if aborted | (now >= deadline):
@@ -154,4 +173,3 @@ def wait(signal, at_least, count, world, order, scope, site):
     tl.debug_barrier()
     if order == "acquire":
         order_async_proxy()
-    return 0

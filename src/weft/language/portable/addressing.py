@@ -9,41 +9,31 @@ from weft.language import addressing as declared
 from weft.language import world_layout as layout
 from weft.language.registry import implement
 
-RANK = tl.constexpr(layout.RANK)
-LOCAL_RANK = tl.constexpr(layout.LOCAL_RANK)
-NODE = tl.constexpr(layout.NODE)
-HEAP_BASE = tl.constexpr(layout.HEAP_BASE)
-PEER_BASES = tl.constexpr(layout.PEER_BASES)
-
 
 @implement(declared.rank, "cuda", "hip", "emu")
 @triton.jit
 def rank(world):
-    return tl.load(world.table + RANK).to(tl.int32)
-
-
-@implement(declared.local_rank, "cuda", "hip", "emu")
-@triton.jit
-def local_rank(world):
-    return tl.load(world.table + LOCAL_RANK).to(tl.int32)
+    return tl.load(world.table + layout.RANK).to(tl.int32)
 
 
 @implement(declared.node, "cuda", "hip", "emu")
 @triton.jit
 def node(world):
-    return tl.load(world.table + NODE).to(tl.int32)
+    return tl.load(world.table + layout.NODE).to(tl.int32)
 
 
 @implement(declared.is_near, "cuda", "hip", "emu")
 @triton.jit
 def is_near(world, peer):
-    return tl.load(world.table + PEER_BASES + peer) != 0
+    return tl.load(world.table + layout.PEER_BASES + peer) != 0
 
 
 @implement(declared.at, "cuda", "hip")
 @triton.jit
 def at(world, ptr, peer):
-    delta = tl.load(world.table + PEER_BASES + peer) - tl.load(world.table + HEAP_BASE)
+    delta = tl.load(world.table + layout.PEER_BASES + peer) - tl.load(
+        world.table + layout.HEAP_BASE
+    )
     item_bytes: tl.constexpr = (ptr.dtype.element_ty.primitive_bitwidth + 7) // 8
     # Heaps start on page boundaries. Said right here: a hint on what another function returns
     # is lost by the inliner, and any other form of this addition falls to 2-byte stores.

@@ -3,6 +3,7 @@
 Each file says at its head what of Triton it depends on:
 
 * `tracing.py`: builtins that know their target while a kernel is traced;
+* `ahead.py`: launches that are compiled and not launched;
 * `compiling.py`: compiling ahead of time, `compile_errors.py`: its errors with the user's line;
 * `launching.py`: launches on GPUs, prepared and repeated;
 * `specialising.py`: what a launch would compile, as a record;
@@ -14,6 +15,7 @@ from __future__ import annotations
 
 from triton.runtime.driver import driver as driver_config
 
+from weft.language.triton_api.ahead import compile_launch, compiling_for
 from weft.language.triton_api.compile_errors import (
     CompilationError,
     JITFunction,
@@ -33,6 +35,8 @@ from weft.language.triton_api.emulator_driver import (
 )
 from weft.language.triton_api.launching import (
     COMPILE_THREADS,
+    BoundLaunch,
+    bound_launch,
     compile_held,
     held_launches,
     launches_are_held,
@@ -42,12 +46,13 @@ from weft.language.triton_api.launching import (
     when_loaded,
 )
 from weft.language.triton_api.specialising import (
-    defaults,
+    LeftOut,
     described_launches,
-    jit_function,
-    parameters,
+    kinds_of,
     recorded_launches,
     renamed,
+    watched_compilations,
+    when_compiled,
 )
 from weft.language.triton_api.tracing import (
     FLOAT32,
@@ -87,14 +92,15 @@ from weft.language.triton_api.versions import HAS_ORDERED_STORES, TRITON_VERSION
 
 __all__ = [
     "COMPILE_THREADS", "FLOAT32", "HAS_ORDERED_STORES", "INT1", "INT32", "INT64", "TRITON_VERSION",
-    "CompilationError", "EmulatorBackend", "EmulatorDriver", "EmulatorOptions", "JITFunction",
-    "Launch", "Traced", "assembly", "at_line", "backend_name", "builtin", "call_jit", "cast",
-    "compile_error", "compile_held", "compile_kernel", "constexpr", "cuda_arch", "defaults",
+    "BoundLaunch", "CompilationError", "EmulatorBackend", "EmulatorDriver", "EmulatorOptions",
+    "JITFunction", "Launch", "LeftOut", "Traced", "assembly", "at_line", "backend_name",
+    "bound_launch", "builtin", "call_jit", "cast", "compile_error", "compile_held",
+    "compile_kernel", "compile_launch", "compiling_for", "constexpr", "cuda_arch",
     "described_launches", "driver_config", "enclosing_function", "enclosing_line", "enclosing_name",
     "enclosing_scope", "end_graphs_at_launches", "extern", "file_of", "first_line", "gpu_target",
     "held_launches", "install_emulator_backend", "is_gluon", "is_pointer", "is_tensor", "is_tuple",
-    "jit_function", "launches_are_held", "link_library", "load_kernel", "make_tuple", "num_warps",
-    "ordered_store", "parameters", "put_together", "recorded_launches", "relaunch", "relauncher",
-    "renamed", "reshape", "scan_error", "stamped_builtin", "take_launches", "taken_apart",
-    "to_tensor", "tuple_fields", "unwrap", "when_loaded",
+    "kinds_of", "launches_are_held", "link_library", "load_kernel", "make_tuple", "num_warps",
+    "ordered_store", "put_together", "recorded_launches", "relaunch", "relauncher", "renamed",
+    "reshape", "scan_error", "stamped_builtin", "take_launches", "taken_apart", "to_tensor",
+    "tuple_fields", "unwrap", "watched_compilations", "when_compiled", "when_loaded",
 ]  # fmt: skip

@@ -11,6 +11,7 @@ import ast
 import inspect
 import itertools
 import re
+from collections.abc import Iterator
 from types import TracebackType
 
 import triton
@@ -25,8 +26,10 @@ Scan = triton.runtime.jit.DependenciesFinder
 WRITTEN = re.compile(r"""(\w+)\((['"])(.*)\2\)""", re.DOTALL)
 
 
-def compile_error(error: CompilationError, kernel: str, target: str) -> WeftError:
-    """Triton's compilation error with the user's line first.
+def compile_error(
+    error: CompilationError, kernel: str, target: str, fn: JITFunction | None = None
+) -> WeftError:
+    """Triton's compilation error with the user's line first, of the kernel `fn` where it is known.
 
     What a primitive raised while it was traced keeps its class; the rest is a CompileError.
     """
@@ -44,7 +47,8 @@ def compile_error(error: CompilationError, kernel: str, target: str) -> WeftErro
             text = f"{written[1]}: {written[3]}"
     # A list first: a tuple must not be half built while the collector's objects are walked.
     # A call that raises is met twice, as the caller's node and as the callee's.
-    frames = [frame for frame, _ in itertools.groupby(map(_frame_of, chain)) if frame]
+    places = [_frame_of(one, fn) for one in chain]
+    frames = [frame for frame, _ in itertools.groupby(places) if frame]
     place = Place(tuple(frames))
     if isinstance(reason, WeftError):
         return type(reason)(f"{reason.message} (in {kernel}, for {target})", place=place)
@@ -84,22 +88,25 @@ def first_line(fn: JITFunction) -> int:
     return start + next(i for i, line in enumerate(lines) if line.lstrip().startswith("def "))
 
 
-def _frame_of(error: CompilationError) -> Frame | None:
+def _frame_of(error: CompilationError, fn: JITFunction | None) -> Frame | None:
     node = error.node
     if node is None or error.src is None:
         return None
-    # Triton numbers lines within the function; the file is found by its text.
-    for file, start in _files_with(error.src):
-        return Frame(file, start + node.lineno - 1)
-    return Frame("<kernel>", node.lineno)
+    # Triton numbers lines within the function; the file is found by its text. Of copies of a file
+    # the kernel's own is meant.
+    found = list(_functions_with(error.src))
+    if not found:
+        return Frame("<kernel>", node.lineno)
+    own = file_of(fn) if fn is not None else None
+    meant = next((one for one in found if file_of(one) == own), found[0])
+    return Frame(file_of(meant), first_line(meant) + node.lineno - 1)
 
 
-def _files_with(source: str):
-    """(file, first line) of jit functions whose text is `source`."""
+def _functions_with(source: str) -> Iterator[JITFunction]:
+    """The jit functions whose text is `source`."""
     import gc
 
     for candidate in gc.get_objects():
         # By type: isinstance would ask every object, deprecated ones too, for its __class__.
         if issubclass(type(candidate), JITFunction) and candidate.src == source:
-            yield file_of(candidate), first_line(candidate)
-            return
+            yield candidate

@@ -46,7 +46,7 @@ def compile_kernel(fn: Any, record: KernelRecord, target: Target) -> Any:
         source = source_class(fn, signature, constants, attributes)
         return triton.compile(source, target=gpu_target(target), options=options)
     except CompilationError as error:
-        raise compile_error(error, record.name, target.name) from error
+        raise compile_error(error, record.name, target.name, fn) from error
     except Exception as error:
         if (found := scan_error(error, target.name)) is not None:
             raise found from error

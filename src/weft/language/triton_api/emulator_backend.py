@@ -1,7 +1,8 @@
-"""The emulator as a target that Triton compiles for: the binary is TTIR text with its locations.
+"""The emulator as a target that Triton compiles for: the binary is TTIR text with its locations,
+of a Gluon kernel TTGIR.
 
 Of Triton: `BaseBackend` and what it asks of a backend, the options that a launch may say, and the
-passes over TTIR (`triton._C.libtriton`).
+passes over TTIR and Gluon's TTGIR (`triton._C.libtriton`).
 """
 
 from __future__ import annotations
@@ -12,9 +13,12 @@ import re
 from typing import Any
 
 import triton
-from triton._C.libtriton import ir, passes
-from triton.backends.compiler import BaseBackend, GPUTarget
+from triton._C.libtriton import ir, nvidia, passes
+from triton.backends.compiler import BaseBackend, GPUTarget, Language
 from triton.language import core
+
+HOPPER, BLACKWELL = 90, 100
+PTX_VERSION = 87
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,9 +41,10 @@ class EmulatorOptions:
     deprecated_fp8_dot_operand_dtypes: tuple[str, ...] = ()
     default_dot_input_precision: str = "ieee"
     allowed_dot_input_precisions: tuple[str, ...] = ("ieee", "tf32", "tf32x3", "bf16x3", "bf16x6")
-    max_num_imprecise_acc_default: int = 0
+    max_num_imprecise_acc_default: int = 1 << 30  # as on Hopper: how sums are rounded is not seen
     extern_libs: tuple = ()
     instrumentation_mode: str = ""
+    enable_iisan: bool = False
     ignored: tuple[tuple[str, str], ...] = ()
 
     def hash(self) -> str:
@@ -47,7 +52,11 @@ class EmulatorOptions:
 
 
 class EmulatorBackend(BaseBackend):
-    """Stops after Triton's front end: the binary is optimised TTIR with its locations."""
+    """Stops after Triton's front end: the binary is optimised TTIR with its locations.
+
+    Gluon's front end gives TTGIR and checks layouts; it compiles for Hopper where the target says
+    no architecture.
+    """
 
     binary_ext = "emu"
     supports_native_tensor_specialization = True
@@ -62,7 +71,7 @@ class EmulatorBackend(BaseBackend):
 
     def hash(self) -> str:
         # The binary names source files, weft's own among them: another checkout's would mislead.
-        return f"weft-emu-2-{triton.__version__}-{__file__}"
+        return f"weft-emu-6-{triton.__version__}-{__file__}"
 
     def parse_options(self, opts: dict) -> EmulatorOptions:
         known = {f.name for f in dataclasses.fields(EmulatorOptions)}
@@ -96,11 +105,18 @@ class EmulatorBackend(BaseBackend):
 
         return {"triton.language.extra.libdevice": libdevice}
 
+    def get_target_name(self, options: Any) -> str:
+        return f"cuda:{self.target.arch or HOPPER}"
+
     def load_dialects(self, context: Any) -> None:
-        pass
+        nvidia.load_dialects(context)
 
     def add_stages(self, stages: dict, options: Any, language: Any = None) -> None:
-        stages["ttir"] = lambda module, metadata: _optimise_ttir(module)
+        if language is Language.GLUON:
+            stages["glir"] = lambda module, metadata: module  # what Gluon gives from Triton 3.9 on
+            stages["ttgir"] = lambda module, metadata: _tidy_gluon(module)
+        else:
+            stages["ttir"] = _optimise_ttir
         stages["emu"] = _to_text
 
 
@@ -123,8 +139,12 @@ def _convert_custom_types(arg, dst_ty, fp_downcast_rounding=None, _semantic=None
     )
 
 
-def _optimise_ttir(module: Any) -> Any:
-    """Inline and tidy; descriptors stay, since they are what tells an asynchronous store."""
+def _optimise_ttir(module: Any, metadata: dict) -> Any:
+    """Inline and tidy; descriptors stay, since they are what tells an asynchronous store.
+
+    Of a kernel with loops that may be waits, the metadata has `written` as well: its text before.
+    """
+    written = str(module)
     manager = ir.pass_manager(module.context)
     passes.common.add_inliner(manager)
     if rewrite := getattr(passes.ttir, "add_rewrite_tensor_pointer", None):
@@ -134,10 +154,46 @@ def _optimise_ttir(module: Any) -> Any:
     passes.common.add_licm(manager)
     passes.common.add_symbol_dce(manager)
     manager.run(module, "weft_ttir")
+    metadata["written"] = written if "scf.while" in written else ""
+    return module
+
+
+def _tidy_gluon(module: Any) -> Any:
+    """Inline, and choose the layouts that the kernel leaves open; descriptors stay."""
+    manager = ir.pass_manager(module.context)
+    passes.gluon.add_inliner(manager)
+    for name in ("infer_coalesced_encodings", "resolve_auto_encodings"):
+        if add := getattr(passes.gluon, f"add_{name}", None):
+            add(manager)
+    passes.gluon.add_canonicalizer(manager)
+    passes.ttir.add_loop_aware_cse(manager)
+    passes.common.add_symbol_dce(manager)
+    manager.run(module, "weft_gluon")
     return module
 
 
 def _to_text(module: Any, metadata: dict) -> bytes:
-    metadata["name"] = re.search(r"tt\.func public @\"?([\w.$<>-]+)", str(module)).group(1)
-    metadata["shared"] = 0
-    return str(module).encode()
+    text = str(module)
+    metadata["name"] = re.search(r"tt\.func public @\"?([\w.$<>-]+)", text).group(1)
+    metadata["shared"] = metadata["tmem_size"] = 0
+    if '"ttg.num-warps"' in text:
+        metadata["shared"], metadata["tmem_size"] = _allocated(module)
+    return text.encode()
+
+
+def _allocated(module: Any) -> tuple[int, int]:
+    """Bytes of shared memory and columns of tensor memory of a Gluon kernel's block, as Triton's
+    own passes lay out what lives at the same time; the module is theirs then."""
+    manager = ir.pass_manager(module.context)
+    passes.ttgpuir.add_combine_tensor_select_and_if(manager)
+    try:
+        passes.ttgpuir.add_allocate_warp_groups(manager)
+    except TypeError:  # Triton 3.9 asks whether its sanitizer takes a warp
+        passes.ttgpuir.add_allocate_warp_groups(manager, False)
+    passes.convert.add_scf_to_cf(manager)
+    passes.gluon.add_inliner(manager)
+    nvidia.passes.ttgpuir.add_allocate_shared_memory_nv(manager, BLACKWELL, PTX_VERSION)
+    nvidia.passes.ttnvgpuir.add_allocate_tensor_memory(manager)
+    manager.run(module, "weft_allocate")
+    found = (module.get_int_attr(f"ttg.{name}") for name in ("shared", "tensor_memory_size"))
+    return tuple(one or 0 for one in found)  # type: ignore[return-value]

@@ -12,14 +12,18 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
+import triton
 from triton.backends import Backend, backends
 from triton.backends.compiler import GPUTarget
 from triton.backends.driver import DriverBase
+from triton.language import target_info
 from triton.runtime.autotuner import Autotuner, Heuristics
 from triton.runtime.driver import driver as driver_config
 from triton.runtime.jit import JITFunction
 
-from weft.language.triton_api.emulator_backend import EmulatorBackend
+from weft.base.errors import OutOfResourcesError
+from weft.base.place import Frame, Place
+from weft.language.triton_api.emulator_backend import HOPPER, EmulatorBackend
 
 
 class _NoDevice:
@@ -65,11 +69,13 @@ class EmulatorDriver(DriverBase):
         "mem_bus_width": 6144,
     }
 
-    def __init__(self) -> None:
+    def __init__(self, arch: int = 0) -> None:
         self.utils = _NoDevice()
         self.launcher_cls = _Launcher
+        self.target = GPUTarget("emu", arch, 32)
         self.get_current_stream = lambda device=None: 0
-        self.get_current_device = lambda: 0
+        # Triton keeps what it has compiled by device, and front ends ask for the architecture.
+        self.get_current_device = lambda: arch
         self.set_current_device = lambda device: None
 
     @classmethod
@@ -80,7 +86,7 @@ class EmulatorDriver(DriverBase):
         return ty
 
     def get_current_target(self) -> GPUTarget:
-        return GPUTarget("emu", 0, 32)
+        return self.target
 
     def get_active_torch_device(self):
         return torch.device("cpu")
@@ -106,7 +112,8 @@ class EmulatorDriver(DriverBase):
 class Launch:
     """One ordinary Triton launch, as the driver took it.
 
-    `args` holds every argument by name, constexprs included; `text` is the kernel's TTIR.
+    `args` holds every argument by name, constexprs included; `text` is the kernel's TTIR, and
+    `written`, of one with loops that may be waits, that in which nothing was removed yet.
     """
 
     name: str
@@ -117,6 +124,27 @@ class Launch:
     num_warps: int
     cooperative: bool
     jit_function: Any
+    written: str = ""
+
+
+TENSOR_COLUMNS = 512
+
+
+class OutOfResources(triton.OutOfResources, OutOfResourcesError):
+    """What autotuning takes for a configuration that does not run."""
+
+    __str__ = Exception.__str__
+
+    def __init__(self, fn: Any, what: str, required: int, limit: int) -> None:
+        code = fn.fn.__code__
+        place = Place((Frame(code.co_filename, code.co_firstlineno, fn.__name__),))
+        OutOfResourcesError.__init__(
+            self,
+            f"{fn.__name__} needs {required} {what} at a time, and a block has {limit}: take fewer"
+            " stages or smaller tiles",
+            place=place,
+        )
+        self.required, self.limit, self.name = required, limit, what
 
 
 class _Launcher:
@@ -127,6 +155,13 @@ class _Launcher:
     def __init__(self, source: Any, metadata: Any) -> None:
         self.source = source
         self.metadata = metadata
+        most_bytes = EmulatorDriver.device_properties["max_shared_mem"]
+        self._check("bytes of shared memory", metadata.shared, most_bytes)
+        self._check("columns of tensor memory", metadata.tmem_size, TENSOR_COLUMNS)
+
+    def _check(self, what: str, required: int, limit: int) -> None:
+        if required > limit:
+            raise OutOfResources(self.source.fn, what, required, limit)
 
     def __call__(self, grid_x, grid_y, grid_z, stream, function, packed, launch_metadata,
                  enter_hook, exit_hook, *args):  # fmt: skip
@@ -142,6 +177,7 @@ class _Launcher:
                 num_warps=self.metadata.num_warps,
                 cooperative=self.metadata.launch_cooperative_grid,
                 jit_function=self.source.fn,
+                written=getattr(self.metadata, "written", ""),
             )
         )
 
@@ -151,17 +187,34 @@ def install_emulator_backend() -> None:
     backends.setdefault("emu", Backend(EmulatorBackend, EmulatorDriver))
 
 
-def take_launches(on_launch: Callable[[Launch], None], num_sms: int) -> Callable[[], None]:
-    """Send every Triton launch of this process to `on_launch`; returns how to undo it."""
+def _cuda_target(arch: int) -> Callable[[], GPUTarget]:
+    def current_target() -> GPUTarget:
+        return GPUTarget("cuda", arch, 32)
+
+    current_target.__triton_builtin__ = True  # type: ignore[attr-defined]
+    return current_target
+
+
+def take_launches(
+    on_launch: Callable[[Launch], None], num_sms: int, arch: int = 0
+) -> Callable[[], None]:
+    """Send every Triton launch of this process to `on_launch`; returns how to undo it.
+
+    Gluon kernels are compiled for `arch`; those for 90 and for no architecture are the same.
+    """
     install_emulator_backend()
     before = driver_config._active
     before_hook = _Launcher.on_launch
     EmulatorDriver.device_properties["multiprocessor_count"] = num_sms
     _Launcher.on_launch = staticmethod(on_launch)  # type: ignore[assignment]
-    driver_config.set_active(EmulatorDriver())
+    driver_config.set_active(EmulatorDriver(arch if arch > HOPPER else 0))
+    asked = target_info.current_target
+    if arch > HOPPER:  # what descriptors and kernels ask: is it a GPU that has this?
+        target_info.current_target = _cuda_target(arch)
 
     def restore() -> None:
         driver_config._active = before
+        target_info.current_target = asked
         _Launcher.on_launch = before_hook
 
     return restore

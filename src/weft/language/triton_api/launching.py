@@ -1,7 +1,9 @@
 """Launches on GPUs: kernels compiled or loaded before they start, and started again for less.
 
 Of Triton: `JITFunction.run` and `warmup`; of a compiled kernel its handles, its launcher `run` and
-its packed metadata; the active driver's current device and stream; the hooks of `knobs.runtime`.
+its packed metadata; the active driver's current device and stream; the hooks of `knobs.runtime`. Of
+a launcher of 3.6 its flags and scratch sizes, `launch`, which a function that makes descriptors may
+stand around, what that function knows, and `make_tensordesc_arg`.
 """
 
 from __future__ import annotations
@@ -9,17 +11,28 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import lru_cache
+from inspect import getclosurevars
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import triton
 from triton.runtime.driver import driver as driver_config
 
 from weft.language.triton_api.emulator_driver import EmulatorDriver
+from weft.language.triton_api.specialising import kinds_of
 
 JITFunction = triton.runtime.jit.JITFunction
 # More wait for each other: Triton's front end is Python.
 COMPILE_THREADS = 8
+_RUN = JITFunction.run
+# Kernels by what they are compiled for, with the objects that this names.
+_loaded: dict[tuple, tuple[Any, list[Any]]] = {}
+MOST_LOADED = 4096
+# Descriptors of a launch that are kept, by address.
+KEPT_DESCRIPTORS = 16
+# Arguments that have no address.
+PLAIN = frozenset((int, bool, float, str))
 
 
 def when_loaded(marker: bytes, act: Callable[[int], None]) -> None:
@@ -34,13 +47,29 @@ def when_loaded(marker: bytes, act: Callable[[int], None]) -> None:
     triton.knobs.runtime.kernel_load_end_hook.add(look)
 
 
-def load_kernel(fn: Any, *args: Any, **options: Any) -> None:
-    """Compile what a launch with these arguments would run and load it; launch nothing.
+def load_kernel(fn: Any, *args: Any, **options: Any) -> Any:
+    """Compile what a launch with these arguments would run and load it; launch nothing. Returns
+    the kernel, for `relaunch` and `bound_launch`.
 
     CUDA loads a kernel only while no other runs. One that is to start while another waits for it
     must be there before: its first launch would wait for that other one.
     """
-    fn.warmup(*args, grid=(1,), **options)._init_handles()
+    if JITFunction.run is not _RUN:  # somebody takes launches
+        return _load(fn, args, options)
+    kept: list[Any] = [fn]
+    device = driver_config.active.get_current_device()
+    key = (id(fn), device, kinds_of(fn, args, kept), *options.items())
+    if (found := _loaded.get(key)) is None:
+        if len(_loaded) >= MOST_LOADED:
+            _loaded.clear()
+        found = _loaded[key] = _load(fn, args, options), kept
+    return found[0]
+
+
+def _load(fn: Any, args: Sequence[Any], options: Mapping[str, Any]) -> Any:
+    kernel = fn.warmup(*args, grid=(1,), **options)
+    kernel._init_handles()
+    return kernel
 
 
 @contextmanager
@@ -132,17 +161,180 @@ def relauncher(kernel: Any, grid: tuple[int, int, int], rest: Sequence[Any]) -> 
     hooks = triton.knobs.runtime
 
     def launch(*addresses: int) -> None:
-        stream = stream_of(device)
-        enter, leave = _set(hooks.launch_enter_hook), _set(hooks.launch_exit_hook)
+        stream, enter, leave = stream_of(device), hooks.launch_enter_hook, hooks.launch_exit_hook
+        # Of hooks that nobody has set, the chains are empty: they are called, and cost.
+        enter = enter if getattr(enter, "calls", enter) else None
+        leave = leave if getattr(leave, "calls", leave) else None
         about = kernel.launch_metadata(grid, stream, *addresses, *rest) if enter else None
         run(x, y, z, stream, function, metadata, about, enter, leave, *addresses, *rest)
 
     return launch
 
 
-def _set(hook: Any) -> Any:
-    """A launch hook, None where nobody has set one: an empty chain is called, and costs."""
-    return hook if getattr(hook, "calls", hook) else None
+Find = Callable[[int], tuple[int, int]]
+# places, stream
+BoundLaunch = Callable[[Sequence[int], int], None]
+
+
+def bound_launch(
+    kernel: Any, grid: tuple[int, int, int], args: Sequence[Any], find: Find
+) -> BoundLaunch | None:
+    """A function f(places, stream) that launches `kernel` with these arguments, but for addresses.
+
+    find(address): (i, distance) where the address is to be places[i] + distance at each launch. The
+    caller vouches for what `relaunch` asks, and keeps the memory. None where a launch needs more
+    than addresses: scratch memory of Triton's, or a launcher of another form than 3.6's.
+    """
+    launcher = _launcher_of(kernel)
+    if launcher is None:
+        return None
+    values: list[Any] = []
+    open_pointers: list[tuple[int, int, int]] = []
+    open_others: list[tuple[int, Callable[[Sequence[int]], Any]]] = []
+    described = iter(launcher.described)
+    for number, arg in enumerate(args):
+        if arg is None or type(arg) in PLAIN:
+            values.append(arg)
+        elif number in launcher.numbers:
+            make, address = _descriptor_of(arg, next(described)), arg.base.data_ptr()
+            place, distance = find(address)
+            if place:
+                open_others.append((len(values), _kept_descriptors(make, place, distance)))
+            values += [None if place else make(address), *arg.shape, *arg.strides]
+        elif hasattr(arg, "data_ptr"):
+            place, distance = find(arg.data_ptr())
+            if place:
+                open_pointers.append((len(values), place, distance))
+            values.append(arg.data_ptr())
+        elif isinstance(arg, tuple):
+            fixed, changing = _changing(arg, find)
+            if changing is not None:
+                open_others.append((len(values), changing))
+            values.append(fixed)
+        else:
+            values.append(arg)
+    start, function, metadata = launcher.start, kernel.function, kernel.packed_metadata
+    flags, hooks = launcher.flags, triton.knobs.runtime
+
+    def launch(places: Sequence[int], stream: int) -> None:
+        given = values.copy()
+        for at, place, distance in open_pointers:
+            given[at] = places[place] + distance
+        for at, changed in open_others:
+            given[at] = changed(places)
+        # As in `relauncher`: a function for both would cost each launch its call.
+        enter, leave = hooks.launch_enter_hook, hooks.launch_exit_hook
+        enter = enter if getattr(enter, "calls", enter) else None
+        leave = leave if getattr(leave, "calls", leave) else None
+        about = kernel.launch_metadata(grid, stream, *given) if enter else None
+        start(*grid, stream, function, *flags, None, None, metadata, about, enter, leave, *given)
+
+    return launch
+
+
+class _Launcher(NamedTuple):
+    """`start` takes grid, stream, function, flags, scratch memory, .., arguments; which arguments
+    are descriptors, and what the kernel says of each."""
+
+    start: Callable[..., None]
+    flags: tuple[Any, ...]
+    numbers: frozenset[int]
+    described: Sequence[Any]
+
+
+@lru_cache(maxsize=MOST_LOADED)
+def _launcher_of(kernel: Any) -> _Launcher | None:
+    """A kernel's, without what Triton does at each launch; None where its form is not known."""
+    kernel._init_handles()
+    whole = kernel.run
+    try:
+        scratch = whole.global_scratch_size, whole.profile_scratch_size
+        flags, launch = (whole.launch_cooperative_grid, whole.launch_pdl), whole.launch
+        knows = getclosurevars(launch).nonlocals if hasattr(launch, "__closure__") else {}
+        if any(scratch):
+            return None
+        if not knows:
+            return _Launcher(launch, flags, frozenset(), ())
+        numbers, described = frozenset(knows["tensordesc_indices"]), knows["tensordesc_meta"]
+    except (AttributeError, KeyError):
+        return None
+    if len(numbers) != len(described) or None in described:
+        return None
+    return _Launcher(knows["launcher"], flags, numbers, described)
+
+
+def _descriptor_of(arg: Any, described: Any) -> Callable[[int], Any]:
+    """Makes of an address what the launcher takes for a descriptor like `arg`."""
+    from triton.backends.nvidia.driver import make_tensordesc_arg
+
+    shape, strides, padding = list(arg.shape), list(arg.strides), arg.padding
+    return lambda address: make_tensordesc_arg(
+        _Described(_Based(address), shape, strides, padding), described
+    )[0]
+
+
+class _Based(NamedTuple):
+    """Memory that is known by its address."""
+
+    address: int
+
+    def data_ptr(self) -> int:
+        return self.address
+
+
+class _Described(NamedTuple):
+    """A descriptor, as launchers ask it."""
+
+    base: _Based
+    shape: list[int]
+    strides: list[int]
+    padding: str
+
+
+def _kept_descriptors(
+    make: Callable[[int], Any], place: int, distance: int
+) -> Callable[[Sequence[int]], Any]:
+    """Of the address at a place; those of the last addresses are kept."""
+    kept: dict[int, Any] = {}
+
+    def descriptor(places: Sequence[int]) -> Any:
+        address = places[place] + distance
+        found = kept.get(address)
+        if found is None:
+            if len(kept) >= KEPT_DESCRIPTORS:
+                kept.clear()
+            found = kept[address] = make(address)
+        return found
+
+    return descriptor
+
+
+def _changing(values: tuple, find: Find) -> tuple[tuple, Callable[[Sequence[int]], tuple] | None]:
+    """A tuple with tensors' addresses in place of tensors; and a function of places that gives it
+    with its open addresses, None where there are none."""
+    changed: list[tuple[int, Callable[[Sequence[int]], Any]]] = []
+    fixed: list[Any] = []
+    for number, value in enumerate(values):
+        if isinstance(value, tuple):
+            value, inner = _changing(value, find)
+            if inner is not None:
+                changed.append((number, inner))
+        elif hasattr(value, "data_ptr"):
+            value = value.data_ptr()
+            place, distance = find(value)
+            if place:
+                changed.append((number, lambda places, p=place, d=distance: places[p] + d))
+        fixed.append(value)
+    if not changed:
+        return tuple(fixed), None
+
+    def made(places: Sequence[int]) -> tuple:
+        given = fixed.copy()
+        for number, change in changed:
+            given[number] = change(places)
+        return tuple(given)
+
+    return tuple(fixed), made
 
 
 def _addresses(values: Any) -> Any:

@@ -194,10 +194,15 @@ def enclosing_line(generator: Any) -> int:
 def extern(semantic: Any, symbol: str, args: Sequence[Any], result: Any, shape: Sequence[int] = ()):
     """An opaque, impure operation named `symbol`; only the emulator knows what it means.
 
-    `result` is the element dtype (or pointer type) of what it returns, `shape` its shape.
+    `result` is the element dtype (or pointer type) of what it returns, `shape` its shape; in Gluon
+    it has the layout of the first operand that has one.
     """
-    handles = [to_tensor(semantic, arg).handle for arg in args]
+    tensors = [to_tensor(semantic, arg) for arg in args]
     kind = core.block_type(result, list(shape)) if shape else result
+    if shape and is_gluon(semantic):
+        like = next(tensor.type for tensor in tensors if tensor.type.is_block())
+        kind = type(like)(result, list(shape), like.layout)
+    handles = [tensor.handle for tensor in tensors]
     ir_type = kind.to_ir(semantic.builder)
     value = semantic.builder.create_extern_elementwise("", "", symbol, handles, ir_type, False)
     return core.tensor(value, kind)

@@ -5,8 +5,8 @@ and a size of 1 is one.
     here          a tile of what this rank has                    what computes
     placed        rows anywhere in a buffer of this rank          copies, sums that stay
     to_owner      the same on the rank that sums these rows       summands
-    to_others     on all ranks but this one                       summands that every rank sums
     everywhere    on every rank, this one too                     gathers, sums that all want
+    to_all        here, and where each other rank sums            products that all ranks sum
 
 Data alone: the task's row says which counters are signalled. Tiles are tile.m x tile.n, powers of
 two; what lies outside of the value is left out. Columns follow from the tile's number and not from
@@ -42,6 +42,20 @@ class Placed(NamedTuple):
     rank: Any
 
 
+class Summands(NamedTuple):
+    """Arguments of `to_all`: those of `here`, and where other ranks have this one's summand: rows
+    from rank * slab on of `partials`, partials_stride elements apart."""
+
+    target: Any
+    m: Any
+    n: Any
+    stride: Any
+    partials: Any
+    partials_stride: Any
+    slab: Any
+    rank: Any
+
+
 @triton.jit
 def here(at, cells, value, args):
     """args: Here"""
@@ -73,19 +87,25 @@ def to_owner(at, cells, value, args, world):
 
 
 @triton.jit
-def to_others(at, cells, value, args, world):
-    """The rank behind first. args: Placed"""
-    pointers, mask, rounded = _places(at, cells, value, args)
-    for hop in range(1, world.num_ranks):
-        to = (args.rank + hop) % world.num_ranks
-        wl.put(world, pointers, rounded, to=to, mask=mask)
-
-
-@triton.jit
 def everywhere(at, cells, value, args, world):
     """The rank behind first, this one last. args: Placed"""
     pointers, mask, rounded = _places(at, cells, value, args)
     for hop in range(1, world.num_ranks + 1):
         to = (args.rank + hop) % world.num_ranks
         # weft: equivalent-mutant peer+1 of at: all ranks are sent the tile, in another order
+        wl.put(world, pointers, rounded, to=to, mask=mask)
+
+
+@triton.jit
+def to_all(at, cells, value, args, world):
+    """The rank behind first. args: Summands"""
+    fragments.store_block(args.target, cells.row, cells.column, value, args.m, args.n, args.stride)
+    i = cells.row + fragments.index(value, 0)
+    j = cells.column + fragments.index(value, 1)
+    rows = (args.rank * args.slab + i).to(tl.int64) * args.partials_stride
+    mask = (i < args.m)[:, None] & (j < args.n)[None, :]
+    pointers = args.partials + rows[:, None] + j[None, :]
+    rounded = value.to(args.partials.dtype.element_ty)
+    for hop in range(1, world.num_ranks):
+        to = (args.rank + hop) % world.num_ranks
         wl.put(world, pointers, rounded, to=to, mask=mask)

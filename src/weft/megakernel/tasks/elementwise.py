@@ -1,12 +1,13 @@
 """Tasks element by element: a tile is read where it was made, worked on in fp32, and goes on.
 
-    silu        x * sigmoid(x)
-    silu_mul    columns in pairs, gate and value: x is [m, 2 n]
-    silu_mul_halves    all columns of gate, then those of value
-    mul, add    x with the same elements of y
+    activated    by an activation
+    in_pairs     columns in pairs, gate and value: x is [m, 2 n]
+    in_halves    all columns of gate, then those of value
+    columns      those from `first` on
+    mul, add     x with the same elements of y; where stride_y is 0, with those of its one row
 
-Shapes  x, y: [m, n] but for silu_mul and silu_mul_halves, whose x is [m, 2 n]; rows stride_x and
-        stride_y elements apart; at: a tile of the result
+Shapes  x, y: [m, n]; x of in_pairs and in_halves is [m, 2 n], of columns it has more; rows stride_x
+        and stride_y elements apart; at: a tile of the result
 Source  weft.tiles.hooks.epilogue has the formulas, so that fused and unfused round alike
 """
 
@@ -16,7 +17,6 @@ import triton
 import triton.language as tl
 
 from weft.tiles import fragments
-from weft.tiles.hooks import epilogue
 
 
 @triton.jit
@@ -30,22 +30,32 @@ def load_tile(x, at, rows: tl.constexpr, columns: tl.constexpr, m, n, stride):
 
 
 @triton.jit
-def silu(at, x, m, n, stride_x, tile, emit: tl.constexpr, emit_args):
+def activated(
+    at, x, m, n, stride_x, activation: tl.constexpr, tile, emit: tl.constexpr, emit_args
+):  # fmt: skip
     value = load_tile(x, at, tile.m, tile.n, m, n, stride_x)
-    emit(at, fragments.whole(at, tile), epilogue.silu(value, x.dtype.element_ty), emit_args)
+    emit(at, fragments.whole(at, tile), activation(value, x.dtype.element_ty), emit_args)
 
 
 @triton.jit
-def silu_mul(at, x, m, n, stride_x, tile, emit: tl.constexpr, emit_args):
+def in_pairs(at, x, m, n, stride_x, gate: tl.constexpr, tile, emit: tl.constexpr, emit_args):
     value = load_tile(x, at, tile.m, 2 * tile.n, m, 2 * n, stride_x)
-    emit(at, fragments.whole(at, tile), epilogue.silu_mul(value, x.dtype.element_ty), emit_args)
+    emit(at, fragments.whole(at, tile), gate(value, x.dtype.element_ty), emit_args)
 
 
 @triton.jit
-def silu_mul_halves(at, x, m, n, stride_x, tile, emit: tl.constexpr, emit_args):
+def in_halves(
+    at, x, m, n, stride_x, activation: tl.constexpr, tile, emit: tl.constexpr, emit_args
+):  # fmt: skip
     gate = load_tile(x, at, tile.m, tile.n, m, n, stride_x)
     value = load_tile(x + n, at, tile.m, tile.n, m, n, stride_x)
-    emit(at, fragments.whole(at, tile), gate * tl.sigmoid(gate) * value, emit_args)
+    emit(at, fragments.whole(at, tile), activation(gate, x.dtype.element_ty) * value, emit_args)
+
+
+@triton.jit
+def columns(at, x, m, n, stride_x, first: tl.constexpr, tile, emit: tl.constexpr, emit_args):
+    value = load_tile(x + first, at, tile.m, tile.n, m, n, stride_x)
+    emit(at, fragments.whole(at, tile), value, emit_args)
 
 
 @triton.jit

@@ -3,10 +3,10 @@
     move      rows of one buffer: what gathers, sends and copies do
     reduce    summands of all ranks for the same rows, in a fixed order, in fp32:
               the owner's + those of owner + 1, + 2, ...         as gemm_rs and gemm_ar add them
+    reduce_add    the same, rounded, and rows that all ranks have
 
-The own summand was never rounded where its rank alone sums, the others were when they left: so the
-result has the bits that the overlapped lowering gives, and those of every schedule. Where all ranks
-sum, it is rounded as they are (`is_rounded`), and all have the same bits.
+The own summand was never rounded, the others were when they left: so the result has the bits that
+the overlapped lowering gives, whatever the number of workers.
 
 Shapes  source, own: rows of n elements, from the task's `row` on; partials: [num_ranks * slab, n],
         the task's rows from `part_row` on in each slab
@@ -50,12 +50,10 @@ class Summands(NamedTuple):
 
 
 @triton.jit
-def _summand(of, at, given, rank, n, tile, is_rounded: tl.constexpr):
+def _summand(of, at, given, rank, n, tile):
     """That of rank `of`. given: Summands"""
     if of == rank:
         value = load_rows(given.own, at.row, at, n, given.own_stride, tile)
-        if is_rounded:
-            value = value.to(given.partials.dtype.element_ty).to(tl.float32)
     else:
         first = of * given.slab + at.part_row
         value = load_rows(given.partials, first, at, n, given.stride, tile)
@@ -63,11 +61,25 @@ def _summand(of, at, given, rank, n, tile, is_rounded: tl.constexpr):
 
 
 @triton.jit
-def reduce(
-    at, given, rank, n, is_rounded: tl.constexpr, tile, emit: tl.constexpr, emit_args, world,
-):  # fmt: skip
-    value = _summand(at.owner, at, given, rank, n, tile, is_rounded)
+def _sum(at, given, rank, n, tile, world):
+    value = _summand(at.owner, at, given, rank, n, tile)
     for hop in range(1, world.num_ranks):
         of = (at.owner + hop) % world.num_ranks
-        value += _summand(of, at, given, rank, n, tile, is_rounded)
+        value += _summand(of, at, given, rank, n, tile)
+    return value
+
+
+@triton.jit
+def reduce(at, given, rank, n, tile, emit: tl.constexpr, emit_args, world):
+    value = _sum(at, given, rank, n, tile, world)
+    emit(at, fragments.Cells(0, at.i_n * tile.n, 0, True), value, emit_args, world)
+
+
+@triton.jit
+def reduce_add(
+    at, given, other, stride_other, rank, n, tile, emit: tl.constexpr, emit_args, world
+):  # fmt: skip
+    """Rows of `other` lie as those of the result."""
+    value = _sum(at, given, rank, n, tile, world).to(other.dtype.element_ty).to(tl.float32)
+    value += load_rows(other, at.to_row, at, n, stride_other, tile)
     emit(at, fragments.Cells(0, at.i_n * tile.n, 0, True), value, emit_args, world)

@@ -1,10 +1,12 @@
-"""The norm's task: a tile of rows by their root mean square, times a weight for each column.
+"""Tasks of norms: a tile of rows by their root mean square, times a weight for each column.
 
-    out[i, j] = x[i, j] / sqrt(mean over j of x[i, j]^2 + eps) * weight[j]
+    rms_norm     out[i, j] = x[i, j] / sqrt(mean over j of x[i, j]^2 + eps) * weight[j]
+    head_norm    the same of each head of `head` columns by itself
 
-All of a row is read, tile.n columns at a time, wherever the tile stands in it.
+All of a row is read, tile.n columns at a time, wherever the tile stands in it; of heads those that
+the tile meets.
 
-Shapes  x: [m, n], weight: [1, n]
+Shapes  x: [m, n], weight: [1, n], of heads [1, head]
 """
 
 from __future__ import annotations
@@ -27,3 +29,24 @@ def rms_norm(at, x, weight, m, n, stride, eps, tile, emit: tl.constexpr, emit_ar
     scale = tl.rsqrt(squares / n + eps)
     value = load_tile(x, at, tile.m, tile.n, m, n, stride)
     emit(at, fragments.whole(at, tile), value * scale[:, None] * gain[None, :], emit_args)
+
+
+@triton.jit
+def head_norm(
+    at, x, weight, m, n, stride, eps, head: tl.constexpr, tile, emit: tl.constexpr, emit_args
+):  # fmt: skip
+    width: tl.constexpr = triton.next_power_of_2(head)
+    i = at.i_m * tile.m + tl.arange(0, tile.m)
+    j = at.i_n * tile.n + tl.arange(0, tile.n)
+    inner = tl.arange(0, width)
+    mask = (i < m)[:, None] & (inner < head)[None, :]
+    row = x + i.to(tl.int64)[:, None] * stride + inner[None, :]
+    scale = tl.zeros((tile.m, tile.n), tl.float32)
+    end = tl.minimum((at.i_n + 1) * tile.n, n)
+    for one in range(at.i_n * tile.n // head, tl.cdiv(end, head)):
+        value = tl.load(row + one * head, mask=mask, other=0.0).to(tl.float32)
+        of_head = tl.rsqrt(tl.sum(value * value, axis=1) / head + eps)
+        scale = tl.where((j // head == one)[None, :], of_head[:, None], scale)
+    gain = tl.load(weight + j % head, mask=j < n, other=0.0).to(tl.float32)
+    value = load_tile(x, at, tile.m, tile.n, m, n, stride)
+    emit(at, fragments.whole(at, tile), value * scale * gain[None, :], emit_args)

@@ -1,5 +1,4 @@
-"""The device side of queues: which task is next, which counters it waits for and signals, and how
-a call ends.
+"""The device side of tasks: which counters one waits for and signals, and how a call ends.
 
 A task may start when counters of its rank have come far enough, and moves counters when its tile is
 stored: its own rank's, or those of the ranks that have been sent the tile. Counters are int64 words
@@ -42,11 +41,9 @@ class Board(NamedTuple):
     tasks: Any  # the fields of Task, and what fills up to TASK
     waits: Any  # counter, at_least
     bumps: Any  # rank, counter, amount
-    firsts: Any  # [workers + 1]: where each worker's tasks begin
     totals: Any  # [counters]
     words: Any  # int64 [counters], symmetric
     bases: Any  # int64 [counters]
-    tickets: Any  # one int32 word: tasks that have been given out
     counts: Any  # tasks, counters: as arguments they would compile a kernel for each rank
 
 
@@ -78,28 +75,6 @@ def begin(world, slot):
     e = slots.slot_epoch(slot)
     slots.slot_wait_free(world, slot, e)
     return e
-
-
-@triton.jit
-def first_turn(board, worker, num_workers, is_dynamic: tl.constexpr):
-    """(the worker's first task, where its tasks end): its own queue, or one for all by ticket."""
-    if is_dynamic:
-        end = tl.load(board.counts)
-        turn = wl.next_task(board.tickets, end, num_workers)
-    else:
-        turn = tl.load(board.firsts + worker)
-        end = tl.load(board.firsts + worker + 1)
-    return turn, end
-
-
-@triton.jit
-def next_turn(board, turn, end, num_workers, is_dynamic: tl.constexpr):
-    """The worker's task behind `turn`."""
-    if is_dynamic:
-        turn = wl.next_task(board.tickets, end, num_workers)
-    else:
-        turn += 1
-    return turn
 
 
 @triton.jit

@@ -11,41 +11,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from weft.plan.by_libraries import attend_once, merge
 from weft.tune.case import Case
 from weft.tune.variants import Variant
-
-
-def attend(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, lengths: torch.Tensor | None, scale: float
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """(mean, lse) of one query a sequence: [batch, heads, d] and fp32 [batch, heads].
-
-    `lengths` None: all keys are there.
-    """
-    batch, heads, d = q.shape
-    kernel = torch.ops.aten._flash_attention_forward
-    if lengths is None:
-        out, lse, *_ = kernel(
-            q[:, None], k, v, None, None, 1, k.shape[1], 0.0, False, False, scale=scale
-        )
-        return out.view(batch, heads, d), lse.view(batch, heads)
-    first = torch.arange(batch + 1, dtype=torch.int32, device=q.device)
-    out, lse, *_ = kernel(
-        q, k.flatten(0, 1), v.flatten(0, 1), first, first * k.shape[1], 1, k.shape[1], 0.0, False,
-        False, scale=scale, seqused_k=lengths,
-    )  # fmt: skip
-    # Of sequences of any lengths: [heads, all queries], and +inf where there are no keys.
-    lse = lse.view(heads, batch).t()
-    return out, torch.where(lengths[:, None] > 0, lse, -torch.inf)
-
-
-def merge(means: torch.Tensor, lses: torch.Tensor) -> torch.Tensor:
-    """All ranks' parts in one: [ranks, batch, heads, d] and [ranks, batch, heads], in fp32."""
-    high = lses.amax(0)
-    weight = torch.exp(lses - torch.where(high == -torch.inf, 0.0, high))
-    total = weight.sum(0)
-    mean = (means * weight[..., None]).sum(0)
-    return mean / torch.where(total == 0, 1.0, total)[..., None]
 
 
 class _Parts:
@@ -57,7 +25,7 @@ class _Parts:
         self.lengths = inputs["lengths"] if case.problem.variable else None
 
     def attend(self) -> tuple[torch.Tensor, torch.Tensor]:
-        return attend(self.q, self.k, self.v, self.lengths, self.problem.scale)
+        return attend_once(self.q, self.k, self.v, self.lengths, self.problem.scale)
 
     def gather(self, x: torch.Tensor) -> torch.Tensor:
         """[ranks, ..] of every rank's x."""
@@ -77,10 +45,10 @@ class _Parts:
         if self.lengths is None:
             # A sequence's keys, of all ranks one behind the other.
             whole = [x.transpose(0, 1).flatten(1, 2) for x in (keys, values)]
-            return attend(self.q, *whole, None, self.problem.scale)[0]
+            return attend_once(self.q, *whole, None, self.problem.scale)[0]
         lengths = self.gather(self.lengths)
         parts = [
-            attend(self.q, keys[r], values[r], lengths[r], self.problem.scale)
+            attend_once(self.q, keys[r], values[r], lengths[r], self.problem.scale)
             for r in range(self.problem.num_ranks)
         ]
         means, lses = map(torch.stack, zip(*parts, strict=True))

@@ -12,6 +12,7 @@ import mmap
 import os
 import tempfile
 import uuid
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from datetime import timedelta
@@ -21,6 +22,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from weft.base.elements import Axes
 from weft.base.errors import CallOrderError, TimeoutError, UnsupportedError, UsageError
 from weft.base.settings import Settings
 from weft.base.target import Target
@@ -28,9 +30,18 @@ from weft.base.topology import Topology
 from weft.language import triton_api
 from weft.language import world_layout as layout
 from weft.language.wait_report import WaitReport, read_reports
-from weft.runtime.backend import CALL_LOG_BYTES, Far, Recording, Seats, Stream
+from weft.runtime.backend import (
+    CALL_LOG_BYTES,
+    Far,
+    Life,
+    Recording,
+    RecordingLife,
+    Seats,
+    Stream,
+)  # fmt: skip
 from weft.runtime.backends import nvshmem, rendezvous
-from weft.runtime.backends.cuda_driver import Driver, GraphLife
+from weft.runtime.backends.cuda_driver import Driver
+from weft.runtime.backends.reserved_addresses import ReservedAddresses
 from weft.runtime.store_meetings import StoreMeetings
 
 LATE_AT_INIT = (
@@ -57,6 +68,9 @@ class CudaStream:
         event.record(other.torch)  # type: ignore[attr-defined]
         self.torch.wait_event(event)
 
+    def synchronize(self) -> None:
+        self.torch.synchronize()
+
     def __enter__(self) -> CudaStream:
         context = torch.cuda.stream(self.torch)
         context.__enter__()
@@ -79,22 +93,22 @@ class CudaRecording:
 
     def __init__(self, allocation_of: Callable[[int], int] = lambda _: 0) -> None:
         self.graph = torch.cuda.CUDAGraph()
+        self.replay: Callable[[], None] = self.graph.replay
         # Of what its copies read and write: the allocations, each with an address in it.
         self.copied: dict[int, int] = {}
         self._allocation_of = allocation_of
+        # What the driver took for it, by how much less was free: it takes several graphs' at once.
+        self.device_bytes = 0
 
     def add_copied(self, address: int) -> None:
         self.copied[self._allocation_of(address)] = address
 
     @property
     def is_current(self) -> bool:
-        return all(
+        return not self.copied or all(
             number and self._allocation_of(address) == number
             for number, address in self.copied.items()
         )
-
-    def replay(self) -> None:
-        self.graph.replay()
 
     def __del__(self) -> None:
         if torch.cuda.is_current_stream_capturing():
@@ -135,13 +149,15 @@ class CudaBackend:
             dist.distributed_c10d._get_default_store(), dist.get_process_group_ranks(group),
             dist.get_rank(group), number=number, is_aborted=self.aborted,
         )  # fmt: skip
-        self._driver = Driver()
+        self._driver = self.by_address = Driver()
         self._streams: dict[str, CudaStream] = {}
         self._capturing: torch.cuda.Stream | None = None
         self._recording: CudaRecording | None = None
         self._by_handle: dict[int, CudaStream] = {}
         self._abort: Any = None
         self._heaps: list[torch.Tensor | None] = []
+        self._handles: list[Any] = []
+        self._reserved: ReservedAddresses | None = None
         self.far: Far | None = None
         self.seats = Seats(dist.get_rank(group), (0,) * group.size(), (), ())
         self.seats = self._find_seats(nodes)
@@ -152,42 +168,75 @@ class CudaBackend:
 
     # ---- memory
 
-    def open_heap(self, nbytes: int) -> Sequence[torch.Tensor | None]:
+    def open_heap(self, nbytes: int, span_bytes: int) -> Sequence[torch.Tensor | None]:
         # Multicast is not used, and a program that maps it can take a host's GPUs out of service.
         os.environ.setdefault("TORCH_SYMM_MEM_DISABLE_MULTICAST", "1")
         os.environ.setdefault("NVSHMEM_DISABLE_NVLS", "1")
         if self._share_gpus:
             os.environ["TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES"] = "1"
-        import torch.distributed._symmetric_memory as symmetric
-
         has_far = len(set(self.seats.nodes)) > 1
         if has_far:
             nvshmem.choose(self.group)
         elif nvshmem.is_chosen():
             nvshmem.check_group(self.group)
-        heap = symmetric.empty(nbytes, dtype=torch.uint8, device=self.device)
+        self._heaps = self._meet_with(self._new_memory(nbytes), self._meetings.name)
+        if span_bytes > nbytes and not nvshmem.is_chosen():  # whose memory cannot be mapped again
+            near, rank = [one is not None for one in self._heaps], self.seats.rank
+            self._reserved = ReservedAddresses(self._driver, near, rank, self.device, span_bytes)
+            self._reserved.map(0, self._heaps)
+            self._heaps = self._reserved.tensors()
+        if has_far:
+            self.far = nvshmem.open_stage(self.device)
+        own = self._heaps[self.seats.rank]
+        assert own is not None
+        self._bases = self._start_together(own.data_ptr())
+        return self._heaps
+
+    def grow_heap(self, offset: int, nbytes: int) -> bool:
+        if self._reserved is None:
+            return False
+        try:
+            memory = self._new_memory(nbytes)
+        except RuntimeError as error:
+            if "out of memory" not in str(error):
+                raise
+            memory = None
+        if not all(self.exchange(memory is not None, self._init_timeout_s)) or memory is None:
+            return False
+        self._reserved.map(offset, self._meet_with(memory, f"{self._meetings.name}/{offset}"))
+        return True
+
+    def _new_memory(self, nbytes: int) -> torch.Tensor:
+        import torch.distributed._symmetric_memory as symmetric
+
+        return symmetric.empty(nbytes, dtype=torch.uint8, device=self.device)
+
+    def _meet_with(self, memory: torch.Tensor, name: str) -> list[torch.Tensor | None]:
+        """Every rank's memory, None where out of reach; `name` is no other meeting's."""
+        import torch.distributed._symmetric_memory as symmetric
+
         if nvshmem.is_chosen():  # its ranks are all ranks, so they have met equally often
-            self._handle = symmetric.rendezvous(heap, self.group.group_name)
+            handle = symmetric.rendezvous(memory, self.group.group_name)
         else:
-            self._handle = rendezvous.meet(
-                heap, store=self._meetings.store, name=self._meetings.name,
+            handle = rendezvous.meet(
+                memory, store=self._meetings.store, name=name,
                 rank=self.seats.rank, num_ranks=self.seats.num_ranks,
             )  # fmt: skip
+        self._handles.append(handle)
         own = self.seats.nodes[self.seats.rank]
-        self._heaps = [
-            heap
+        return [
+            memory
             if rank == self.seats.rank
-            else self._handle.get_buffer(rank, (nbytes,), heap.dtype)
+            else handle.get_buffer(rank, (memory.numel(),), memory.dtype)
             if node == own
             else None
             for rank, node in enumerate(self.seats.nodes)
         ]
-        if has_far:
-            self.far = nvshmem.open_stage(self.device)
-        self._bases = self._start_together(heap.data_ptr())
-        return self._heaps
 
-    def prepare(self, tensor: torch.Tensor, offset: int, name: str, *, zero: bool) -> None:
+    def prepare(
+        self, tensor: torch.Tensor, offset: int, name: str, *, zero: bool,
+        axes: Callable[[], Axes] | None = None,
+    ) -> None:  # fmt: skip
         if zero:
             tensor.zero_()
             torch.cuda.current_stream().synchronize()
@@ -225,13 +274,14 @@ class CudaBackend:
 
     # ---- launches, streams and copies
 
-    def load(self, kernel: Any, arguments: Sequence[Any], options: dict[str, Any]) -> None:
-        triton_api.load_kernel(kernel, *arguments, **options)
+    def load(self, kernel: Any, arguments: Sequence[Any], options: dict[str, Any]) -> Any:
+        return triton_api.load_kernel(kernel, *arguments, **options)
 
     def current_stream(self) -> Stream:
-        stream = torch.cuda.current_stream()
-        known = self._by_handle.get(stream.cuda_stream)
+        # By its number: torch takes five microseconds to make an object of it.
+        known = self._by_handle.get(self.stream_number())
         if known is None:
+            stream = torch.cuda.current_stream()
             known = self._by_handle[stream.cuda_stream] = CudaStream("current", stream)
         return known
 
@@ -290,6 +340,7 @@ class CudaBackend:
         recording = CudaRecording()
         # Other threads (the watchdog, a data loader) go on with their own CUDA calls.
         with torch.cuda.graph(recording.graph, capture_error_mode="thread_local"):
+            self._begin_life(recording)
             yield recording
         CudaRecording._dying.clear()
 
@@ -299,17 +350,24 @@ class CudaBackend:
         if self._capturing is None:
             # Of ordinary priority: kernels keep in the recording what their stream has.
             self._capturing = torch.cuda.Stream(self.device)
+        free_bytes, _ = torch.cuda.mem_get_info(self.device)
         with torch.cuda.stream(self._capturing):
             recording.graph.capture_begin(capture_error_mode="thread_local")
             try:
+                self._begin_life(recording)
                 launch()
             finally:
                 self._recording = None
                 recording.graph.capture_end()
         CudaRecording._dying.clear()
+        recording.device_bytes = max(0, free_bytes - torch.cuda.mem_get_info(self.device)[0])
         return recording
 
-    def recorded_life(self) -> GraphLife:
+    def _begin_life(self, recording: CudaRecording) -> None:
+        life = RecordingLife(weakref.ref(recording))
+        self._driver.begin_life(torch.cuda.current_stream().cuda_stream, life)
+
+    def recorded_life(self) -> Life:
         return self._driver.life_of_capture(torch.cuda.current_stream().cuda_stream)
 
     def drain(self) -> None:
@@ -334,8 +392,7 @@ class CudaBackend:
         return self._bases[rank]
 
     def close(self) -> None:
-        self._heaps = []
-        self._handle = None
+        self._heaps, self._handles, self._reserved = [], [], None
         torch.cuda.cudart().cudaHostUnregister(self._shared_address)
 
     # ---- how it starts

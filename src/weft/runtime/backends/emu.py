@@ -9,30 +9,31 @@ from __future__ import annotations
 import re
 import weakref
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
 import torch.distributed as dist
 
+from weft.base.elements import Axes
 from weft.base.errors import UsageError
 from weft.base.settings import Settings
-from weft.base.target import TARGETS, Target
+from weft.base.target import TARGETS
 from weft.base.user_place import user_place
 from weft.emulator.actors import address_of, span_of
-from weft.emulator.context import RankContext, current
+from weft.emulator.context import RankContext, context_of_rank
 from weft.emulator.device import HeapView
 from weft.emulator.device import Stream as MachineStream
 from weft.emulator.process_group import EmulatedGroup
-from weft.emulator.recording import LaunchRecording, Recording, record_launches
+from weft.emulator.recording import LaunchRecording, Recording
 from weft.emulator.session import open_session
 from weft.emulator.torch_ops import GARBAGE_BYTE, NAN_BYTE
-from weft.emulator.variables import variable_at
 from weft.emulator.works import CopyWork, TokenWork, WordCopyWork
 from weft.language.wait_report import WaitReport
 from weft.runtime import registry
-from weft.runtime.backend import CALL_LOG_BYTES, Seats
+from weft.runtime.backend import CALL_LOG_BYTES, RecordingLife, Seats
+from weft.runtime.heap import ALIGNMENT_BYTES, round_up
 
 # Shadow cells of untyped buffers; they shrink to the elements that are accessed.
 UNTYPED_CELL_BYTES = 8
@@ -40,7 +41,7 @@ UNTYPED_CELL_BYTES = 8
 
 def scope() -> Hashable:
     """Worlds are looked up by name per emulated rank."""
-    context = _context()
+    context = context_of_rank("a world")
     return (id(context.machine), context.rank)
 
 
@@ -53,7 +54,7 @@ def connect(
     As on GPUs, torch has a default process group afterwards. The session has settled who sits
     where, and finds by itself that a rank does not come: `nodes` and `settings` are for GPUs.
     """
-    context = _context()
+    context = context_of_rank("a world")
     if not dist.is_initialized():
         dist.init_process_group("nccl")
     if group is None:
@@ -69,13 +70,6 @@ def connect(
     return EmulatedBackend(context, tuple(members), name, asked)
 
 
-def _context() -> RankContext:
-    context = current()
-    if context is None:
-        raise UsageError("this is for the host code of an emulated rank", place=user_place())
-    return context
-
-
 _DEFAULT_NAME = re.compile(r"(tensor|signals)\d+")
 _MAKERS = {"tensor": ("empty", "zeros"), "signals": ("signals",)}
 
@@ -83,11 +77,7 @@ _MAKERS = {"tensor": ("empty", "zeros"), "signals": ("signals",)}
 def _variable(context: RankContext, name: str) -> str:
     """What the user calls an object that has no name: the variable it is assigned to."""
     default = _DEFAULT_NAME.fullmatch(name)
-    frame = user_place().outermost
-    if default is None or frame is None:
-        return name
-    turns = context.belongings.setdefault(_variable, {})
-    return variable_at(frame, _MAKERS[default[1]], turns) or name
+    return name if default is None else context.variable(_MAKERS[default[1]]) or name
 
 
 class RankStream:
@@ -114,21 +104,13 @@ class RankStream:
         self.context.stream = self._outer.pop()
 
 
-@dataclass(frozen=True)
-class RecordingLife:
-    recording: weakref.ref[Recording]
-
-    @property
-    def is_over(self) -> bool:
-        return self.recording() is None
-
-
 class EmulatedBackend:
     """One emulated rank's machine, as one world sees it."""
 
     abort_address = 0
     report_address = 0
     far = None
+    by_address = None
     device = torch.device("cpu")
 
     def __init__(
@@ -145,7 +127,8 @@ class EmulatedBackend:
         # them has another world of that name with others.
         numbers = context.belongings.setdefault("worlds of members", {})
         numbers[members] = self._number = numbers.get(members, 0) + 1
-        self.target: Target = replace(TARGETS["emu"], num_sms=self.machine.device.num_sms)
+        device = self.machine.device
+        self.target = replace(TARGETS["emu"], arch=device.arch, num_sms=device.num_sms)
         places = [self.session.topology.seat(rank) for rank in members]
         self.seats = Seats(
             rank=members.index(context.rank),
@@ -154,7 +137,6 @@ class EmulatedBackend:
             global_ranks=members,
         )
         self._failed = False
-        self._fresh_from = 0  # heap memory from this offset on was never allocated
         self._bases: tuple[int, ...] = ()
         own_scope = scope()
         if not any(known == own_scope for known, _ in self.session.closing):
@@ -162,41 +144,48 @@ class EmulatedBackend:
 
     # ---- memory
 
-    def open_heap(self, nbytes: int) -> Sequence[torch.Tensor | None]:
+    def open_heap(self, nbytes: int, span_bytes: int) -> Sequence[torch.Tensor | None]:
         # numpy's memory: untouched pages cost nothing, and torch need not know of it.
+        nbytes = self._nbytes = round_up(span_bytes)
         self._bytes = np.empty(nbytes, np.uint8)
-        self._nbytes = nbytes
+        self._is_used = np.zeros(nbytes // ALIGNMENT_BYTES, np.bool_)  # ever allocated?
         own = torch.from_numpy(self._bytes)
         base = address_of(own)
-        self.machine.device.heap_ranges.append(range(base, base + nbytes))
+        self.machine.device.add_heap(range(base, base + nbytes), self._bytes)
         heaps = self.exchange(own, 0.0)
         self._bases = tuple(address_of(heap) for heap in heaps)
         return [heap if near else None for heap, near in zip(heaps, self._near(), strict=True)]
+
+    def grow_heap(self, offset: int, nbytes: int) -> bool:
+        return True  # the pages are there once they are touched
 
     def _near(self) -> tuple[bool, ...]:
         own = self.seats.nodes[self.seats.rank]
         return tuple(node == own for node in self.seats.nodes)
 
-    def prepare(self, tensor: torch.Tensor, offset: int, name: str, *, zero: bool) -> None:
+    def prepare(
+        self, tensor: torch.Tensor, offset: int, name: str, *, zero: bool,
+        axes: Callable[[], Axes] | None = None,
+    ) -> None:  # fmt: skip
         nbytes = tensor.numel() * tensor.element_size()
         if not nbytes:
             return
-        end = offset + nbytes
+        lines = slice(offset // ALIGNMENT_BYTES, round_up(offset + nbytes) // ALIGNMENT_BYTES)
         if zero:
-            self._bytes[offset:end] = 0
+            self._bytes[offset : offset + nbytes] = 0
         else:
             # Recycled memory keeps its old words.
             numbers = not (tensor.is_floating_point() or tensor.dtype is torch.uint8)
-            first = max(offset, self._fresh_from)
-            self._bytes[first:end] = GARBAGE_BYTE if numbers else NAN_BYTE
-        self._fresh_from = max(self._fresh_from, end)
+            fresh = self._bytes.reshape(-1, ALIGNMENT_BYTES)[lines]
+            fresh[~self._is_used[lines]] = GARBAGE_BYTE if numbers else NAN_BYTE
+        self._is_used[lines] = True
         cell_bytes = tensor.element_size()
         if tensor.dtype is torch.uint8 and offset % UNTYPED_CELL_BYTES == 0:
             cell_bytes = UNTYPED_CELL_BYTES
         self.memory.register(
             address_of(tensor), nbytes, cell_bytes, self.context.rank,
             _variable(self.context, name), heap_offset=offset, heap=self.name, initialised=zero,
-            shape=tuple(tensor.shape),
+            shape=tuple(tensor.shape), axes=axes,
         )  # fmt: skip
 
     def release(self, tensor: torch.Tensor, offset: int) -> None:
@@ -283,8 +272,8 @@ class EmulatedBackend:
     def record(self) -> Recording:
         return Recording(self.context)
 
-    def record_launches(self, launch: Callable[[], None]) -> LaunchRecording | None:
-        return record_launches(self.context, launch)
+    def record_launches(self, launch: Callable[[], None]) -> LaunchRecording:
+        return LaunchRecording.of(self.context, launch)
 
     def is_recording(self) -> bool:
         return self.context.recording is not None

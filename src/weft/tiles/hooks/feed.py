@@ -9,7 +9,7 @@ import triton.language as tl
 
 import weft.language as wl
 from weft.language import mapping
-from weft.tiles import fragments
+from weft.tiles import fragments, hierarchy
 
 # Elements that a program has under way at once.
 FED = tl.constexpr(16384)
@@ -70,39 +70,42 @@ def if_pusher(turns, program, num_programs, given, pusher: tl.constexpr, launch)
 
 
 @triton.jit
-def push_own(
-    a, gathered, counts, split, turns, block: tl.constexpr, program, num_programs, rank, shape,
-    world, given, pushed: tl.constexpr, launch,
-):  # fmt: skip
-    """Own rows go to every rank, by communication CTAs."""
-    push_rows(world, a, gathered, counts, rank, split, shape.k, split.tile_rows, turns.pieces,
-              num_programs - 1 - program, turns.pushers, pushed, given, launch, block)  # fmt: skip
+def receiver(turn, rank, world, by_node: tl.constexpr):
+    """To which rank own rows go turn-th: the one behind first, which needs them first, or `by_node`
+    as weft.tiles.hierarchy says; last this one itself."""
+    to = (rank + world.num_ranks - 1 - turn) % world.num_ranks
+    if by_node:
+        hop = (1 + turn) % world.num_ranks
+        to = hierarchy.receiver(hop, rank, hierarchy.nodes_of(world))
+    return to
 
 
 @triton.jit
-def push_rows(world, source, target, fed, rank, split, columns, tile_m, pieces, program,
-              num_programs, pushed: tl.constexpr, given, launch,
-              block: tl.constexpr):  # fmt: skip
-    """Store own rows on every rank, chunk by chunk, each by so many pieces; the program that stores
-    the last piece of a chunk then calls pushed(to, chunk, given, launch).
+def push_own(
+    a, gathered, counts, split, by_node: tl.constexpr, turns, block: tl.constexpr, program,
+    num_programs, rank, shape, world, given, pushed: tl.constexpr, launch,
+):  # fmt: skip
+    """Own rows go to every rank, by communication CTAs: chunk by chunk, each by so many pieces; the
+    CTA that stores the last piece of a chunk then calls pushed(to, chunk, given, launch).
 
-    First for the rank behind, which needs them first; last here, where only tiles that straddle
-    ranks read them. fed[to * chunks + chunk] counts pieces, and is 0 before and after.
+    On this rank only tiles that straddle ranks read them. counts[to * chunks + chunk] counts
+    pieces, and is 0 before and after.
     """
     own_first, own_end = mapping.rows_of_rank(rank, split)
+    pieces = turns.pieces
     pieces_of_rank = split.chunks * pieces
-    for unit in range(program, world.num_ranks * pieces_of_rank, num_programs):
-        to = (rank + world.num_ranks - 1 - unit // pieces_of_rank) % world.num_ranks
+    for unit in range(num_programs - 1 - program, world.num_ranks * pieces_of_rank, turns.pushers):
+        to = receiver(unit // pieces_of_rank, rank, world, by_node)
         chunk = unit % pieces_of_rank // pieces
         first = min(own_first + chunk * split.chunk_rows, own_end)
-        size = (min(first + split.chunk_rows, own_end) - first).to(tl.int64) * columns
+        size = (min(first + split.chunk_rows, own_end) - first).to(tl.int64) * shape.k
         if to == rank:
-            if world.num_ranks == 1 or split.rank_rows % tile_m == 0:
+            if world.num_ranks == 1 or split.rank_rows % split.tile_rows == 0:
                 size *= 0  # none, of the same type
-        store_piece(world, target, source, first.to(tl.int64) * columns,
-                    own_first.to(tl.int64) * columns, size, unit % pieces, pieces, to,
+        store_piece(world, gathered, a, first.to(tl.int64) * shape.k,
+                    own_first.to(tl.int64) * shape.k, size, unit % pieces, pieces, to,
                     block)  # fmt: skip
-        counter = fed + to * split.chunks + chunk
+        counter = counts + to * split.chunks + chunk
         # weft: equivalent-mutant drop of complete_stores: no store of this kernel before it is
         # asynchronous; those of its result come later
         done = wl.atomic_add(counter, 1, order=wl.Order.ACQ_REL, scope=wl.Scope.DEVICE) + 1

@@ -62,14 +62,14 @@ def count(parts, num_ranks: tl.constexpr):
 
 
 @triton.jit
-def word_of(signals, at, part, source, num_ranks, parts):
+def signal_of(signals, at, part, source, num_ranks, parts):
     """The word that says: `source` has done its share of this tile, or of this part of it."""
     tile = (at.i_m % parts.tiles_m) * parts.num_n + at.i_n
     return signals + (tile * parts.words + part) * num_ranks + source
 
 
 @triton.jit
-def words_of(part, parts):
+def signals_of(part, parts):
     """The words first .. end - 1 that tell of a part of a tile. In Gluon each part has its own;
     elsewhere a tile is one part and has all, which ranks with the other template may wait for."""
     first, end = 0, parts.words
@@ -79,9 +79,9 @@ def words_of(part, parts):
 
 
 @triton.jit
-def words_of_rows(cells, value, parts):
-    """As `words_of`, for the rows that `value` has of its tile."""
-    return words_of(cells.tile_row // value.shape[0], parts)
+def signals_of_rows(cells, value, parts):
+    """As `signals_of`, for the rows that `value` has of its tile."""
+    return signals_of(cells.tile_row // value.shape[0], parts)
 
 
 @triton.jit
@@ -95,7 +95,7 @@ def is_last_of_chunk(counters, at, part, parts):
     """Count a part of a tile as stored; have all others of its chunk been here? All they did comes
     before what follows."""
     counter = counters + chunk_of(at, at.owner, parts)
-    begin, end = words_of(part, parts)
+    begin, end = signals_of(part, parts)
     stored = end - begin
     # weft: equivalent-mutant drop of complete_stores: the template has completed them
     done = wl.atomic_add(counter, stored, order=wl.Order.ACQ_REL, scope=wl.Scope.DEVICE) + stored

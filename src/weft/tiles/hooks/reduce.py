@@ -1,7 +1,7 @@
 """`combine`: the other ranks' shares of an own tile are added to its accumulator, in fp32.
 
     add_partials   shares that were pushed to `partials`
-    add_carried    shares that copy engines have brought there, chunk by chunk of the columns
+    add_staged    shares that copy engines have brought there, chunk by chunk of the columns
 
 The order is always the same: this rank's share, then those of rank + 1, + 2, ...
 
@@ -26,7 +26,7 @@ def add_partials(partials, parts, at, cells, value, rank, num_ranks: tl.constexp
 
 
 @triton.jit
-def add_carried(partials, parts, at, cells, value, rank, num_ranks: tl.constexpr):
+def add_staged(partials, parts, at, cells, value, rank, num_ranks: tl.constexpr):
     """value + what engines have brought of the other ranks for this own tile."""
     of_columns = at.i_n // parts.chunk_n
     width = fragments.aligned(parts.n // parts.chunks)

@@ -2,7 +2,7 @@
 
     push           another rank's tile -> its `partials`;  send: the same by TMA
     spread         an own tile -> every other rank's `gathered`;  send_to_all: the same by TMA
-    keep           another rank's tile -> its chunk in this rank's memory, for a copy engine
+    stage          another rank's tile -> its chunk in this rank's memory, for a copy engine
     store_own      an own tile -> this rank's rows of the result
     unpack         `collect`: what `spread` has brought -> the result
 
@@ -11,7 +11,7 @@ wait for. Stores by threads held up every later release: a system's fence waits 
 Beyond `MOST_PEERS` peers, and in the template without such descriptors, threads store all the same.
 
 Units  partials: [num_ranks, rows, n] on the owner, by source; gathered: [num_ranks * rows, n];
-       kept: [num_ranks * chunks * rows of whole tiles, n / chunks], by owner
+       staged: [num_ranks * chunks * rows of whole tiles, n / chunks], by owner
 """
 
 from __future__ import annotations
@@ -101,14 +101,14 @@ def _store_rows(target, at, cells, fragment, parts):
 
 
 @triton.jit
-def keep(kept, parts, at, cells, fragment):
-    """Another rank's tile -> its chunk in `kept`, whose parts have whole tiles alone."""
+def stage(staged, parts, at, cells, fragment):
+    """Another rank's tile -> its chunk in `staged`, whose parts have whole tiles alone."""
     of_columns = at.i_n // parts.chunk_n
     above = (at.owner * (parts.chunks - 1) + of_columns) * parts.tiles_m * parts.tile_m
     column = cells.column - of_columns * parts.chunk_n * parts.tile_n
     width = parts.n // parts.chunks
     first = above + at.i_m * parts.tile_m
-    fragments.store_block(kept, first + cells.tile_row, column, fragment, first + at.end - at.row,
+    fragments.store_block(staged, first + cells.tile_row, column, fragment, first + at.end - at.row,
                           width, width)  # fmt: skip
 
 

@@ -12,7 +12,7 @@ import triton.language as tl
 
 import weft.language as wl
 from weft.language import mapping, slots
-from weft.tiles.hooks import partition, table
+from weft.tiles.hooks import partition, split_k, table
 
 # ---------------------------------------------------------------------------------------------
 # Whose tiles
@@ -78,12 +78,23 @@ def wait_rows(
 
 
 @triton.jit
+def wait_segment(
+    signals, split, at, segment, turns, e, rank, world, num_ranks: tl.constexpr,
+    unless_own: tl.constexpr, order: tl.constexpr, scope: tl.constexpr,
+):  # fmt: skip
+    """Before the rows of a segment are read that a tile sums over."""
+    word = split_k.channel_of(at, segment, split, turns, rank, num_ranks)
+    if not unless_own or word // split.chunks != rank:
+        wl.wait(signals + word, e, order=order, scope=scope, world=world)
+
+
+@triton.jit
 def wait_tile(
     signals, parts, at, e, world, num_ranks: tl.constexpr, order: tl.constexpr, scope: tl.constexpr
 ):
     """Until the tile's owner has done it."""
     for part in range(parts.words):
-        word = partition.word_of(signals, at, part, at.owner, num_ranks, parts)
+        word = partition.signal_of(signals, at, part, at.owner, num_ranks, parts)
         wl.wait(word, e, order=order, scope=scope, world=world)
 
 
@@ -105,11 +116,11 @@ def wait_others(
 ):  # fmt: skip
     """Until all other ranks have sent their shares of an own tile."""
     if cells.starts:
-        first, end = partition.words_of_rows(cells, value, parts)
+        first, end = partition.signals_of_rows(cells, value, parts)
         for part in range(first, end):
             for hop in range(1, num_ranks):
                 source = (rank + hop) % num_ranks
-                word = partition.word_of(signals, at, part, source, num_ranks, parts)
+                word = partition.signal_of(signals, at, part, source, num_ranks, parts)
                 wl.wait(word, e, order=order, scope=scope, world=world)
 
 
@@ -157,9 +168,9 @@ def notify_owner(
     scope: tl.constexpr,
 ):  # fmt: skip
     """A tile's owner, when its stores there are complete."""
-    first, end = partition.words_of(part, parts)
+    first, end = partition.signals_of(part, parts)
     for each in range(first, end):
-        word = partition.word_of(signals, at, each, rank, num_ranks, parts)
+        word = partition.signal_of(signals, at, each, rank, num_ranks, parts)
         wl.notify(world, word, e, to=at.owner, op="set", order=order, scope=scope)
 
 
@@ -169,9 +180,9 @@ def notify_all(
     scope: tl.constexpr,
 ):  # fmt: skip
     """Every rank, when an own tile's stores are complete."""
-    first, end = partition.words_of(part, parts)
+    first, end = partition.signals_of(part, parts)
     for each in range(first, end):
-        word = partition.word_of(signals, at, each, rank, num_ranks, parts)
+        word = partition.signal_of(signals, at, each, rank, num_ranks, parts)
         wl.notify_all(world, word, e, op="set", order=order, scope=scope)
 
 

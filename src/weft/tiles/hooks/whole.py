@@ -1,7 +1,7 @@
 """Rows that all ranks have, cut in tiles from the first to the last: one may lie on two ranks.
 
 `arrange_*` are made once by a program, before its tiles; `rotated` and `by_node` are the orders
-that take what they give. An order of the user's own stands in the place of `swizzle.rotated`.
+that take what they give.
 """
 
 from __future__ import annotations
@@ -88,12 +88,6 @@ def arrange(rank, split, turns, tile_m, num_m):
 def rotated(i, num_m, num_n, args):
     """Own tiles first, then those of rank + 1, + 2, ..., in which order rows arrive. args: Order"""
     return _placed(swizzle.rotated(i, num_m, num_n, (args.group_m, args.start, args.head)), args)
-
-
-@triton.jit
-def given(i, num_m, num_n, args, order: tl.constexpr):
-    """The user's order. args: Order"""
-    return _placed(order(i, num_m, num_n, (args.group_m, args.start, args.head)), args)
 
 
 @triton.jit

@@ -12,6 +12,8 @@ from weft.emulator.hosts import HostTask
 from weft.emulator.memory import Allocation, SyncWord
 from weft.emulator.observation import Watch
 from weft.emulator.programs import Program
+from weft.emulator.shared_access import Completion
+from weft.emulator.shared_memory import Barrier, SharedMemory
 from weft.emulator.works import BarrierWork, EventRecord, EventWait, KernelWork, WordCopyWork
 from weft.verify.exploration.partial_order import Trace
 from weft.verify.exploration.visibility import Visibility
@@ -56,7 +58,8 @@ class Execution(Watch, Sight):
         self, guide: Guide, *, ordered: frozenset[WordKey] = frozenset(),
         tight: frozenset[int] = frozenset(),
     ) -> None:  # fmt: skip
-        """Additions to `ordered` words do not commute: which of them are seen together matters.
+        """Additions to `ordered` words do not commute: which of them are seen together matters;
+        nor do arrivals at such mbarriers, where there are more than a phase has.
 
         On `tight` ranks not all programs fit that could be on at a time: who begins and who ends
         first decides who is resident. `crowded` are the ranks of which this execution shows it.
@@ -188,9 +191,26 @@ class Execution(Watch, Sight):
         self.trace.access(Access(word, "take", 1, 0, hands_on=Scope.SYSTEM.value))
         self.visibility.stored(word, by, 1, 0, allocation.sync_word(cell), "take", True)
 
+    def arrived(self, by: Any, barrier: Barrier, phase: int, commutes: bool) -> None:
+        if not commutes:
+            self.visibility.unordered.add(barrier.word)
+        kind = "disturb" if barrier.word in self.ordered else "arrive"
+        self.trace.access(Access(barrier.word, kind, phase, barrier.ended))
+
+    def phase_over(self, by: Any, barrier: Barrier) -> None:
+        # The phase before last has this one's parity: then it would have gone on as well.
+        ended = barrier.ended
+        self.trace.access(Access(barrier.word, "meet", ended, ended, ended - 2))
+
     def stuck(self, who: Any) -> None:
         waiting = getattr(who, "waiting", None)
         if waiting is None or waiting.expected is None:
+            return
+        if isinstance(waiting.allocation, SharedMemory):
+            barrier = waiting.allocation.barriers.get(waiting.cell)
+            if barrier is not None:
+                meet = Access(barrier.word, "meet", barrier.ended, None, barrier.ended - 1)
+                self.trace.blocked(process_of(who), meet)
             return
         word = word_of(waiting.allocation, waiting.cell)
         expected = None if waiting.is_packet else waiting.expected
@@ -210,7 +230,9 @@ class Execution(Watch, Sight):
 def process_of(task: Any) -> Process:
     """Whose step it is, in words that mean the same in every execution."""
     if isinstance(task, Program):
-        return ("program", task.rank, task.work.number, task.program)
+        return ("program", *task.name)
+    if isinstance(task, Completion):
+        return ("completion", *task.name)
     if isinstance(task, HostTask):
         return ("host", task.rank)
     stream = task.stream
@@ -225,6 +247,8 @@ def _urgency(task: Any) -> int | None:
         if task.coming == "wait":
             return WAIT
         return SIGNAL if task.coming in SIGNALS else PLAIN
+    if isinstance(task, Completion):
+        return SIGNAL
     if isinstance(task, HostTask):
         return PLAIN
     queue = task.stream.queue

@@ -23,6 +23,9 @@ from typing import NamedTuple
 
 from weft.verify.exploration.words import Access, Process, WordKey, passes
 
+# Kinds of accesses that only mbarriers have.
+AT_BARRIERS = ("arrive", "disturb", "meet")
+
 # By process, the last step of it that comes before.
 Past = dict[Process, int]
 
@@ -158,6 +161,8 @@ class Trace:
             self._order_add(history, access)
         elif access.kind == "take":
             self._order_take(history)
+        elif access.kind in AT_BARRIERS:
+            self._order_at_barrier(history, access)
         else:
             self._order_other(history, access)
         history.append((len(self.steps) - 1, access))
@@ -165,7 +170,11 @@ class Trace:
     def blocked(self, process: Process, access: Access) -> None:
         """At the end `process` still waits: could it have passed at some earlier moment?"""
         self.begin(process)
-        self._order_wait(self._words[access.word], access)
+        history = self._words[access.word]
+        if access.kind == "meet":
+            self._order_at_barrier(history, access)
+        else:
+            self._order_wait(history, access)
         self.end()
         self.ghosts += 1
 
@@ -249,6 +258,26 @@ class Trace:
             if self.steps[i].process != mine and (earlier.kind == "wait" or not hidden):
                 self._comes_before(i, earlier.before == 1)
             hidden = hidden or earlier.replaces
+
+    def _order_at_barrier(self, history: list[tuple[int, Access]], access: Access) -> None:
+        """Meetings commute, and arrivals in one phase: in whatever order, the last one ends it.
+
+        A meeting comes after the arrivals that end the phase before, which it needs. Before one of
+        those that ended an earlier phase it would have gone on as well, a round too early.
+        """
+        mine, is_meeting = self.steps[-1].process, access.kind == "meet"
+        for i, earlier in reversed(history):
+            if self.steps[i].process == mine:
+                continue
+            if is_meeting and earlier.kind == "arrive":
+                passes_before = access.after is not None and earlier.before == access.before
+                self._comes_before(i, passes_before)
+                if earlier.before == access.expected:
+                    self._passed.add(i)
+            elif access.kind != earlier.kind or access.kind == "disturb":
+                self._comes_before(i, True)
+            elif not is_meeting and earlier.before != access.before:
+                self._comes_before(i, True)
 
     def _goes_on(self, history: list[tuple[int, Access]], access: Access) -> bool:
         """Does whoever sees this set know all that who saw the word before it knew?"""

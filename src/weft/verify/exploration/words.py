@@ -10,13 +10,16 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
-# Who takes steps: ("host", rank), ("stream", rank, number), ("program", rank, launch, id).
+# Who takes steps: ("host", rank), ("stream", rank, number), ("program", rank, launch, id), with one
+# number more a partition of it, or, with "completion", the end of what was begun asynchronously.
 Process = tuple[object, ...]
 
-# A word: (rank, number of the allocation on its rank, first byte), the same in every run.
+# A word: (rank, number of the allocation on its rank, first byte), the same in every run; an
+# mbarrier: whose it is, and how many things were named by that one before.
 WordKey = tuple[object, ...]
 
-# By word, what a step does to it: "add", "read" (also a wait) or "update".
+# By word, what a step does to it: "add", "read" (also a wait) or "update"; at an mbarrier "meet",
+# or that it arrives in a phase, each phase's being another kind.
 Footprint = dict[WordKey, str]
 
 
@@ -25,8 +28,11 @@ class Access(NamedTuple):
     "take": a stream's wait for 1, with the store of 0 that goes with it.
 
     A wait passes where `seen - expected >= 0`; of a packet, whose flags are compared for equality,
-    `expected` is None. `hands_on` is the scope of a release, empty where it is none; a set that
-    `goes_on` lets whoever sees it know all that who saw the word before it knew.
+    `expected` is None. At an mbarrier kinds are "arrive", "meet" (a wait by parity) and "disturb"
+    (an arrival where there are more than a phase has); `before` is how many phases have ended,
+    `expected` of a meeting how many had when it would have gone on too. `hands_on` is the scope of
+    a release, empty where it is none; a set that `goes_on` lets whoever sees it know all that who
+    saw the word before it knew.
     """
 
     word: WordKey
@@ -58,10 +64,17 @@ def passes(seen: int | None, expected: int | None) -> bool:
     return (seen - expected) & ((1 << bits) - 1) < 1 << (bits - 1)
 
 
+# Kinds of accesses that are to others like another one.
+SHOWN_AS = {"wait": "read", "set": "update", "take": "update", "disturb": "update"}
+
+
 def footprint(accesses: Iterable[Access]) -> Footprint:
     found: Footprint = {}
     for access in accesses:
-        kind = {"wait": "read", "set": "update", "take": "update"}.get(access.kind, access.kind)
+        kind = SHOWN_AS.get(access.kind, access.kind)
+        if kind == "arrive":
+            # What ends a phase leaves room for none beside it.
+            kind = f"arrive in {access.before}" if access.after == access.before else "update"
         merge(found, {access.word: kind})
     return found
 
@@ -75,7 +88,8 @@ def merge(into: Footprint, other: Footprint) -> None:
 def independent(first: Footprint, second: Footprint) -> bool:
     """May two steps that are next to each other change places without anybody noticing?
 
-    Reads may, and additions of which nobody gets the old value.
+    Reads may, and additions of which nobody gets the old value; at an mbarrier meetings, and
+    arrivals in one phase.
     """
     if len(first) > len(second):
         first, second = second, first

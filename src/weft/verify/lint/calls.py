@@ -121,8 +121,7 @@ def _by_position(walker: Walker, node: ast.Call, names: list[str] | tuple[str, .
 def _bind(walker: Walker, node: ast.Call, name: str) -> Arguments:
     short = name.split(".", 1)[-1]
     if name.startswith("wl.") and short in signatures():
-        declared = signatures()[short]
-        return _by_position(walker, node, declared.parameters)
+        return _by_position(walker, node, signatures()[short])
     return _by_position(walker, node, TRITON.get(short, ()))
 
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 
-from weft.verify.lint.source import Device, Source
+from weft.verify.lint.source import Device, Source, fold
 from weft.verify.lint.values import (
     NOTHING,
     NUM_RANKS,
@@ -191,8 +191,11 @@ class Walker:
         ]
         again = {id(node) for value in fed for node in ast.walk(value)}
         candidates = in_test + [op for op in in_body if id(op.node) in again]
+        read = {root for op in candidates for root in op.pointer.roots}
         for op in candidates:
             names = {n.id for n in ast.walk(op.node) if isinstance(n, ast.Name)}
+            if op.kind == "load" and any(f"{root}[]" in read for root in op.pointer.roots):
+                continue  # the entry of a table: the address of what the loop looks at
             if op.can_poll and not names & changed and not _stores_to(op.pointer, in_body):
                 op.poll = loop
 
@@ -289,7 +292,7 @@ class Walker:
 
     def arithmetic(self, op: ast.operator, left: Value, right: Value) -> Value:
         if isinstance(left.number, int) and isinstance(right.number, int):
-            folded = _fold(op, left.number, right.number)
+            folded = fold(op, left.number, right.number)
             if folded is not None:
                 return known(folded)
         if not isinstance(op, (ast.Add, ast.Sub)):
@@ -391,15 +394,3 @@ def _stores_to(pointer: Value, ops: Sequence[Op]) -> bool:
         or (op.kind == "opaque" and op.pointer.roots & pointer.roots)
         for op in ops
     )
-
-
-def _fold(op: ast.operator, left: int, right: int) -> int | None:
-    if isinstance(op, ast.Add):
-        return left + right
-    if isinstance(op, ast.Sub):
-        return left - right
-    if isinstance(op, ast.Mult):
-        return left * right
-    if isinstance(op, ast.FloorDiv) and right:
-        return left // right
-    return None

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from itertools import product
 from pathlib import Path
 
 from weft.base.errors import UsageError
 from weft.verify.lint.allow import Allowance, allowances
 from weft.verify.lint.problem import ERROR, WARNING, Problem, Span
-from weft.verify.lint.registry import RULES, Hit, Program, Rule
-from weft.verify.lint.rules import load_rules
+from weft.verify.lint.registry import Hit, Program, Rule
+from weft.verify.lint.rules import RULES
 from weft.verify.lint.source import Source
 
 SKIPPED = {".git", ".venv", "__pycache__", "build", "dist", "node_modules"}
@@ -70,7 +71,6 @@ def lint_file(path: str | Path) -> Result:
 
 def lint_text(text: str, path: str = "<text>") -> Result:
     """Lint the text of a file."""
-    load_rules()
     try:
         source = Source.parse(path, text)
     except (SyntaxError, ValueError, RecursionError) as error:
@@ -83,8 +83,8 @@ def lint_text(text: str, path: str = "<text>") -> Result:
     comments = allowances(source)
     found: dict[tuple, Problem] = {}
     try:
-        for one in RULES.values():
-            for hit in one.check(program):
+        for one, kernel in product(RULES.values(), program.kernels):
+            for hit in one.check(kernel):
                 _file(found, comments, _problem(source, one, hit))
     except RecursionError:
         result.notes.append("an expression is nested too deeply to be followed to its end")
@@ -126,6 +126,3 @@ def _comment_problems(source: Source, comments: list[Allowance]) -> list[Problem
 def _unreadable(path: str, line: int, reason: str) -> Problem:
     message = f"this is no Python that lint can read: {reason}"
     return Problem(UNREADABLE, ERROR, path, line, 0, -1, message, "", "")
-
-
-__all__ = ["Result", "lint_file", "lint_text", "python_files"]

@@ -87,10 +87,10 @@ EFFECTS: dict[str, tuple[Effect, ...]] = {
     "tl.dot_scaled": (_DOT,),
     "tl.store_tensor_descriptor": (Effect("descriptor store", "desc"),),
     "tl.load_tensor_descriptor": (Effect("descriptor load", "desc", gives=_tile),),
-    **dict.fromkeys(("wl.notify", "wl.notify_all", "wl.notify_warp"), (_NOTIFY,)),
-    **dict.fromkeys(("wl.put", "wl.put_nbi", "wl.put_packets"), (_PUT,)),
-    **dict.fromkeys(("wl.put_signal", "wl.put_signal_warp"), (_PUT, _NOTIFY)),
-    **dict.fromkeys(("wl.get", "wl.get_nbi"), (_GET,)),
+    **dict.fromkeys(("wl.notify", "wl.notify_all"), (_NOTIFY,)),
+    **dict.fromkeys(("wl.put", "wl.put_packets"), (_PUT,)),
+    "wl.put_signal": (_PUT, _NOTIFY),
+    "wl.get": (_GET,),
     "wl.wait": (Effect("wait", "signal", "at_least", order="acquire"),),
     "wl.test": (Effect("test", "signal", "at_least", order="acquire"),),
     "wl.wait_packets": (Effect("wait", "packets", "flag", order="acquire", gives=_tile),),
@@ -98,7 +98,7 @@ EFFECTS: dict[str, tuple[Effect, ...]] = {
     "wl.store": (replace(_WORD, order="relaxed"),),
     **dict.fromkeys(("wl.atomic_add", "wl.atomic_exchange", "wl.atomic_cas"), (_WORD,)),
     **dict.fromkeys(("wl.barrier", "wl.barrier_grid"), (_BARRIER,)),
-    **dict.fromkeys(("wl.fence", "wl.quiet"), (_FENCE,)),
+    "wl.fence": (_FENCE,),
     "wl.complete_stores": (Effect("complete"),),
     "wl.slot_wait_free": (Effect("wait", "slot", order="acquire"),),
     "wl.slot_finish": (Effect("notify", "slot", order="release"),),
@@ -118,7 +118,7 @@ GIVES = {
     "wl.num_ranks": exactly(NUM_RANKS),
 }
 # Calls whose result is one of their arguments, by its name.
-HANDS_ON = {"tl.make_tensor_descriptor": "base", "tl.make_block_ptr": "base", "wl.consume": "value"}
+HANDS_ON = {"tl.make_tensor_descriptor": "base", "tl.make_block_ptr": "base"}
 
 
 def _act(

@@ -43,15 +43,5 @@ def before_without(ops: Sequence[Op], first: Is, then: Is, between: Is) -> Itera
 
 def after_without(ops: Sequence[Op], first: Is, then: Is, between: Is) -> Iterator[tuple[Op, Op]]:
     """As `before_without`, for each `first` the next `then` that nothing comes before."""
-    for index, one in enumerate(ops):
-        if not first(one):
-            continue
-        blockers: list[Op] = []
-        for other in ops[index + 1 :]:
-            if exclusive(one, other):
-                continue
-            if then(other) and not any(not exclusive(other, blocker) for blocker in blockers):
-                yield one, other
-                break
-            if between(other):
-                blockers.append(other)
+    for other, one in before_without(ops[::-1], then, first, between):
+        yield one, other

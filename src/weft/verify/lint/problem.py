@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Iterator
 from dataclasses import dataclass
 
-ERROR, WARNING, NOTE = "error", "warning", "note"
+ERROR, WARNING = "error", "warning"
 
 
 @dataclass(frozen=True)
@@ -69,12 +70,19 @@ class Problem:
         return text[indent:], " " * (start - indent) + "^" * max(1, end - start)
 
     def __str__(self) -> str:
+        return "".join(text for text, _ in self.parts()).rstrip()
+
+    def parts(self) -> Iterator[tuple[str, str]]:
+        """What is said of it, and the style of each part where there are colours."""
+        colour = "bold red" if self.severity == ERROR else "bold yellow"
+        yield from (
+            (f"{self.place}: ", "bold"), (self.severity, colour), (f": {self.message} ", ""),
+            (f"[{self.rule}]\n", "dim"),
+        )  # fmt: skip
         text, carets = self.lines()
-        said = [f"{self.place}: {self.severity}: {self.message} [{self.rule}]"]
         if text:
-            said += [f"    {text}", f"    {carets}"]
+            yield from ((f"    {text}\n", ""), (f"    {carets}\n", colour))
         if self.via:
-            said.append(f"  reached {self.via}")
+            yield f"  reached {self.via}\n", "dim"
         if self.remedy:
-            said.append(f"  remedy: {self.remedy}")
-        return "\n".join(said)
+            yield f"  remedy: {self.remedy}\n", "green"

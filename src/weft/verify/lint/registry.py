@@ -1,4 +1,4 @@
-"""The rules by name. A rule is a function from a `Program` to `Hit`s.
+"""The rules by name. A rule is a function from a `Kernel` to `Hit`s.
 
 docs/lint_rules.md has, for each rule, code that it speaks about and the same code put right; the
 tests run the rule on both.
@@ -93,7 +93,6 @@ class Hit:
 
 
 Check = Callable[[Kernel], Iterable[Hit]]
-FileCheck = Callable[[Program], Iterable[Hit]]
 
 
 @dataclass(frozen=True)
@@ -104,7 +103,7 @@ class Rule:
     severity: str
     summary: str
     remedy: str
-    check: FileCheck
+    check: Check
 
 
 RULES: dict[str, Rule] = {}
@@ -117,21 +116,6 @@ def rule(name: str, severity: str, summary: str, *, remedy: str) -> Callable[[Ch
     """
 
     def add(check: Check) -> Check:
-        def of_all(program: Program) -> Iterable[Hit]:
-            return (hit for kernel in program.kernels for hit in check(kernel))
-
-        file_rule(name, severity, summary, remedy=remedy)(of_all)
-        return check
-
-    return add
-
-
-def file_rule(
-    name: str, severity: str, summary: str, *, remedy: str
-) -> Callable[[FileCheck], FileCheck]:
-    """As `rule`, for one that looks at the whole file."""
-
-    def add(check: FileCheck) -> FileCheck:
         if name in RULES:
             raise ValueError(f"two rules are called {name}")
         RULES[name] = Rule(name, severity, summary, remedy, check)

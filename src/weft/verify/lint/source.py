@@ -181,7 +181,7 @@ class Source:
         if isinstance(node, ast.BinOp):
             left, right = self.constant(node.left, names), self.constant(node.right, names)
             if isinstance(left, int) and isinstance(right, int):
-                return _fold(node.op, left, right)
+                return fold(node.op, left, right)
             return None
         try:
             return ast.literal_eval(node)  # type: ignore[arg-type]
@@ -237,7 +237,8 @@ def _bindings(node: ast.AST) -> Iterator[tuple[str, ast.AST]]:
                     yield name.id, value
 
 
-def _fold(op: ast.operator, left: int, right: int) -> object:
+def fold(op: ast.operator, left: int, right: int) -> object:
+    """What two literals make together; None where that is not known."""
     if isinstance(op, ast.Add):
         return left + right
     if isinstance(op, ast.Sub):

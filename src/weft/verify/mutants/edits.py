@@ -17,7 +17,8 @@ def edited(module: Module, changes: Changes) -> Module:
 
     Values keep their identity: what stands in the place of an operation must define its results.
     """
-    return Module({name: _function(one, changes) for name, one in module.functions.items()})
+    functions = {name: _function(one, changes) for name, one in module.functions.items()}
+    return replace(module, functions=functions)
 
 
 def _function(function: Function, changes: Changes) -> Function:

@@ -121,6 +121,8 @@ def _changes(op: Op, primitive: Symbol, around: _Surroundings) -> Iterator[tuple
         if op.operands[index].type.element.startswith("i") and op not in around.spin:
             yield "value+1", {op: _off_by(op, index, 1)}
             yield "value-1", {op: _off_by(op, index, -1)}
+    if op.name == "ttng.wait_barrier":
+        yield "parity", {op: _off_by(op, 1, 1)}
     if primitive.packets is not None:
         yield "value+1", {op: _off_by(op, primitive.packets, ONE_FLAG)}
         yield "value-1", {op: _off_by(op, primitive.packets, -ONE_FLAG)}

@@ -24,7 +24,7 @@ from weft.base.place import Frame, Place
 from weft.verify.mutants.records import KINDS, Mutant
 
 _HEAD = re.compile(r"#\s*weft:\s*equivalent-mutant\b(?P<rest>.*)")
-_BODY = re.compile(r"\s*(?P<kinds>[\w+, -]+?)(?:\s+of\s+(?P<names>[\w, ]+))?\s*:\s*(?P<reason>.*)")
+_BODY = re.compile(r"\s*(?P<kinds>[\w+, -]+?)(?:\s+of\s+(?P<names>[\w., ]+))?\s*:\s*(?P<reason>.*)")
 
 
 @dataclass(frozen=True)

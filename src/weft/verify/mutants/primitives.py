@@ -15,7 +15,12 @@ OPERATIONS = {
     "tt.atomic_cas": Symbol("atomic_cas", values=(2,), order=0, scope=1),
     "tt.atomic_load": Symbol("atomic_load", order=0, scope=1, can_drop=False),
     "tt.atomic_store": Symbol("atomic_store", values=(1,), order=0, scope=1),
-    "tt.atomic_poll": Symbol("atomic_poll", values=(1,), order=0, scope=1),
+    "ttng.wait_barrier": Symbol("mbarrier.wait"),
+    "ttng.arrive_barrier": Symbol("mbarrier.arrive"),
+    "ttng.barrier_expect": Symbol("mbarrier.expect"),
+    "ttng.async_copy_mbarrier_arrive": Symbol("async_copy.mbarrier_arrive"),
+    "ttng.fence_async_shared": Symbol("fence_async_shared"),
+    "ttng.async_tma_store_wait": Symbol("tma.store_wait"),
 }
 
 # What a spin looks at memory with.
@@ -23,7 +28,7 @@ POLLS = ("weft.load", "tt.atomic_rmw", "tt.atomic_cas", "tt.atomic_load")
 
 STORES = (
     "tt.store", "tt.descriptor_store", "tt.descriptor_scatter", "tt.descriptor_reduce",
-    "tt.experimental_descriptor_store",
+    "tt.experimental_descriptor_store", "ttng.async_tma_copy_local_to_global",
 )  # fmt: skip
 ASYNCHRONOUS = STORES[1:]
 

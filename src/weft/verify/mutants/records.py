@@ -16,6 +16,7 @@ KINDS = {
     "narrow": "covers the device instead of the system, or the block instead of the device",
     "value+1": "sets, adds or waits for one more",
     "value-1": "sets, adds or waits for one less",
+    "parity": "waits for the other phase of an mbarrier",
     "count+1": "waits for one word more",
     "count-1": "waits for one word less",
     "peer+1": "goes to the next rank",

@@ -26,6 +26,8 @@ NEXT = {
     " ranks with different counts",
     "count": "let the words beside it come late, or not at all: sizes for which some ranks have"
     " nothing to send",
+    "parity": "use the barrier's stages again: more tiles, or fewer stages, so that each phase has"
+    " one before it",
     "peer": "give each rank numbers of its own, and run on more than two ranks",
     "swap": "what it comes behind must be read as soon as it has come: let somebody read it there",
     "double": "call again behind it: what counts twice is too early for the next call",

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from functools import lru_cache
 
 from weft.base.report import Finding
-from weft.emulator.codegen import EmulatedKernel
+from weft.emulator.codegen import EmulatedKernel, write_kernel
 from weft.emulator.device import Stream, Work
-from weft.emulator.rewriting import Rewrite, compile_module, parsed
+from weft.emulator.rewriting import Rewrite, parsed
 from weft.ir.ttir import Op
 from weft.ir.ttir_parser import parse_statements
 from weft.verify.mutants import host, kernels
@@ -37,7 +37,7 @@ class Census(Rewrite):
             module = parsed(text)
             self.mutants.update(dict.fromkeys(_mutations(text)))
             changes = {op: [self._mark(op, site), op] for op, site in kernels.sites(module).items()}
-            known = self._kernels[text] = compile_module(edited(module, changes))
+            known = self._kernels[text] = write_kernel(edited(module, changes))
         return known
 
     def _mark(self, op: Op, site: Site) -> Op:
@@ -91,7 +91,7 @@ def _mutated(text: str, mutant: Mutant) -> EmulatedKernel | None:
     if module.kernel.name != mutant.site.kernel:
         return None
     changes = _mutations(text).get(mutant)
-    return None if changes is None else compile_module(edited(module, changes))
+    return None if changes is None else write_kernel(edited(module, changes))
 
 
 @lru_cache(maxsize=64)

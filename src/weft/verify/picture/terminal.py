@@ -6,6 +6,7 @@ is a line from its dot to the wait that it let go; the order that a race lacks i
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import NamedTuple
@@ -13,13 +14,12 @@ from typing import NamedTuple
 from rich.console import Console
 from rich.text import Text
 
-from weft.verify.picture.excerpts import Excerpt, excerpts, main_file, short_place, shown_path
+from weft.base.place import Place
 from weft.verify.picture.records import UNACQUIRED, Arrow, Picture, Row
 
 WIDTH = 100
 STEPS = 6  # columns of the step's number
 MIN_GUTTER, WIDE_GUTTER, FEW_LANES = 2, 4, 4
-MAX_NOTES = 3
 MAX_PLACE = 30
 
 GLYPHS = {
@@ -39,7 +39,7 @@ BOXES = {
     LEFT | RIGHT | UP: "┴", UP | DOWN | LEFT | RIGHT: "┼",
 }  # fmt: skip
 DASHES = {"missing": {"│": "╎", "─": "╌"}, "value": {"│": "┊", "─": "┈"}}
-ASCII = str.maketrans("●○✗◌┬┴◆·│─╭╮╰╯├┤┼╎╌┊┈▶◀…⋮", "*oX.v^#.|-..''||+:~;.><.:")
+ASCII = str.maketrans("●○✗◌┬┴◆·│─╭╮╰╯├┤┼╎╌┊┈▶◀…", "*oX.v^#.|-..''||+:~;.><.")
 ARROWS = {"order": "green", "value": "yellow", "missing": "bold red"}
 
 
@@ -94,7 +94,7 @@ class Canvas:
 
 
 def print_pictures(console: Console, pictures: Iterable[Picture], width: int = WIDTH) -> None:
-    """Each picture, with its source lines, on `console`; in ASCII where it knows nothing else."""
+    """Each picture on `console`; in ASCII where it knows nothing else."""
     is_ascii = not console.encoding.lower().replace("-", "").startswith("utf")
     for picture in pictures:
         console.print()
@@ -118,7 +118,7 @@ def _replaced(text: str, words: dict[str, str]) -> str:
 
 
 def render(picture: Picture, width: int = WIDTH) -> Text:
-    """The whole of a picture: parties, steps, what is elsewhere, the source lines."""
+    """The whole of a picture: parties, steps, what is elsewhere."""
     lines = [*_legend(picture, width), Text(), *_diagram(picture, width)]
     if picture.absent:
         lines += [Text(), Text(_cut(f"  missing (dashed): {picture.absent}", width), "bold red")]
@@ -127,8 +127,6 @@ def render(picture: Picture, width: int = WIDTH) -> Text:
     if picture.elsewhere:
         lines += [Text(), Text("  elsewhere at the end:")]
         lines += [Text(_cut(f"    {line}", width)) for line in picture.elsewhere]
-    for excerpt in excerpts(picture):
-        lines += [Text(), *_source(excerpt, width)]
     for line in lines:
         line.rstrip()
     return Text("\n").join(lines)
@@ -246,29 +244,29 @@ def _overlap(a: Arrow, b: Arrow) -> bool:
     return a.start <= b.end and b.start <= a.end
 
 
-# ---------------------------------------------------------------------------------------------
+def shown_path(file: str) -> str:
+    """The path as a reader of the current folder would write it."""
+    here = os.getcwd()
+    inside = os.path.relpath(file, here) if os.path.isabs(file) else file
+    return file if inside.startswith("..") else inside
 
 
-def _source(excerpt: Excerpt, width: int) -> list[Text]:
-    """The lines of one file; those that tell are marked at the left and underlined."""
-    lines = [Text(f"  {_cut_left(shown_path(excerpt.file), width - 2)}", "bold")]
-    for number, part in enumerate(excerpt.parts):
-        if number:
-            lines.append(Text("       ⋮"))
-        for line in part:
-            mark = ">" if line.telling else " "
-            lines.append(Text(_cut(f"{mark}{line.number:>5} │ {line.text}", width)))
-            if line.telling:
-                text = line.text.lstrip()
-                indent = " " * (len(line.text) - len(text))
-                code = text.split("  #")[0].rstrip()
-                lines.append(Text(_cut(f"       │ {indent}{'^' * len(code)}", width), "red"))
-                for note in line.notes[:MAX_NOTES]:
-                    lines.append(Text(_cut(f"       │ {indent}{note}", width), "red"))
-                if len(line.notes) > MAX_NOTES:
-                    more = len(line.notes) - MAX_NOTES
-                    lines.append(Text(f"       │ {indent}and {more} more", "red"))
-    return lines
+def main_file(picture: Picture) -> str | None:
+    """The file whose lines need no name."""
+    if picture.finding is not None and picture.finding.first.file:
+        return picture.finding.first.file
+    frame = picture.rows[-1].place.outermost if picture.rows else None
+    return None if frame is None else frame.file
+
+
+def short_place(place: Place, main: str | None) -> str:
+    """The user's line, with its file's name where that is not `main`."""
+    frame = place.outermost
+    if frame is None:
+        return ""
+    if frame.file == main:
+        return f"line {frame.line}"
+    return f"{os.path.basename(frame.file)}:{frame.line}"
 
 
 def _cut(text: str, width: int) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
+from weft.verify.lint.launches import passed
 from weft.verify.lint.problem import ERROR, WARNING
 from weft.verify.lint.registry import Hit, Kernel, at, rule, text_of
 from weft.verify.lint.values import DATA, NUM_RANKS, OFFSET_RANK, RANK, TICKET, UNCHECKED, Frame, Op
@@ -77,6 +78,20 @@ def divergent_barrier(kernel: Kernel) -> Iterator[Hit]:
                 yield at(op, f"only ranks for which the condition in line {line} decides so "
                              "come here, and a barrier waits for every rank")  # fmt: skip
                 break
+
+
+@rule(
+    "rank-as-constexpr",
+    WARNING,
+    "The rank as a compile-time constant: one binary for each rank.",
+    remedy="take it from wl.rank(world), or drop the tl.constexpr",
+)
+def rank_as_constexpr(kernel: Kernel) -> Iterator[Hit]:
+    for launch in kernel.launches:
+        for name, argument in launch.arguments.items():
+            if passed(launch, name).form == RANK and kernel.device.is_constexpr(name):
+                message = f"{name} of {kernel.name} is a constexpr, so every rank compiles "
+                yield Hit(argument, message + "a kernel of its own")
 
 
 def _on_other_side(op: Op, frame: Frame) -> bool:

@@ -1,0 +1,72 @@
+"""PTX on vectors, of inline assembly: registers of two or four parts, halves added in pairs.
+
+A vector is its parts, each a register of its own: `.v4 .b32 %a` is %a.x, %a.y, %a.z and %a.w.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+PARTS = "xyzw"
+# Two numbers in one register of 32 bits.
+PAIRS = {"bf16x2": np.dtype(ml_dtypes.bfloat16), "f16x2": np.dtype(np.float16)}
+ON_PAIRS = {
+    "add": np.add, "sub": np.subtract, "mul": np.multiply, "min": np.minimum, "max": np.maximum,
+}  # fmt: skip
+
+Read = Callable[[Any], int]
+Write = Callable[[Any, int], None]
+
+
+def parts_of(operand: str) -> list[str]:
+    """The registers in `{a, b}`."""
+    return [part.strip() for part in operand.strip("{} ").split(",")]
+
+
+def count_of(words: Sequence[str]) -> int:
+    """How many parts an opcode's vector has: 1 without `.v2` or `.v4`."""
+    return next((int(word[1]) for word in words if re.fullmatch("v[24]", word)), 1)
+
+
+def parts_of_register(name: str, count: int) -> list[str]:
+    return [name] if count == 1 else [f"{name}.{part}" for part in PARTS[:count]]
+
+
+def split(read: Read, writes: list[Write], bits: int) -> Callable[[Any], None]:
+    """`mov.b64 {a, b}, c`: the low bits into the first."""
+    size = bits // len(writes)
+
+    def step(lane: Any) -> None:
+        value = read(lane)
+        for number, write in enumerate(writes):
+            write(lane, value >> number * size & (1 << size) - 1)
+
+    return step
+
+
+def joined(reads: list[Read], write: Write, bits: int) -> Callable[[Any], None]:
+    """`mov.b64 c, {a, b}`."""
+    size = bits // len(reads)
+
+    def step(lane: Any) -> None:
+        values = [(read(lane) & (1 << size) - 1) << i * size for i, read in enumerate(reads)]
+        write(lane, sum(values))
+
+    return step
+
+
+def on_pairs(name: str, dtype: np.dtype, reads: list[Read], write: Write) -> Callable[[Any], None]:
+    """`add.bf16x2 c, a, b`: both halves, each rounded once."""
+    change = ON_PAIRS[name]
+
+    def step(lane: Any) -> None:
+        bits = [np.array([read(lane) & 0xFFFFFFFF], np.uint32) for read in reads]
+        a, b = (one.view(dtype).astype(np.float32) for one in bits)
+        write(lane, int(change(a, b).astype(dtype).view(np.uint32)[0]))
+
+    return step

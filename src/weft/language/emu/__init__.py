@@ -1,1 +1,0 @@
-"""Primitives for the emulator: opaque operations that it gives a meaning."""

@@ -1,1 +1,0 @@
-"""Primitives for AMD GPUs; with cuda/, the only home of inline assembly."""

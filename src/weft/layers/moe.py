@@ -1,0 +1,192 @@
+"""A mixture of experts, each of whose inner columns are spread over the ranks.
+
+    y[t] = sum over the top_k experts e of t of  weight[t, e] * mlp_e(x[t])
+           + what an expert that all tokens share makes of x[t], times the sigmoid of its gate
+
+Own tokens are routed (moe_route), gathered beneath the product up (ag_moe), and summed on their
+own ranks beneath the product down (moe_rs).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from weft.base.errors import UnsupportedError
+from weft.compiler.experts import Scoring
+from weft.layers.activations import Activations, all_rows, own_rows, shared
+from weft.layers.mlp import ACTIVATIONS, NAMES, ParallelMLP
+from weft.layers.shards import check_divides, like, one_of, shard_of, whole
+from weft.ops import ag_moe, moe_route, moe_rs
+from weft.runtime.world import World
+
+# Slots of a tile: as many as an expert has on average, between these.
+FEWEST_SLOTS, MOST_SLOTS = 16, 128
+# What ordinary modules call the bias by which DeepSeek's router balances its experts, and the
+# expert that all tokens share.
+BIAS = "e_score_correction_bias"
+SHARED, SHARED_GATE = ("shared_expert", "shared_experts"), "shared_expert_gate"
+
+
+class ParallelMoE(nn.Module):
+    """Gated experts behind a router. Collective.
+
+    renormalise: the weights of the experts that a token takes sum up to 1 (times scoring.scale).
+    scoring: all that weft.ops.moe_route knows of a router, instead. A router that rates by sigmoids
+    computes in fp32, and has a bias for its choice alone. `shared`: inner columns of an expert that
+    all tokens share
+
+    Shapes  x, the result: [.., hidden], as activations lie
+    Raises  ShapeError: ranks that do not divide `inner`
+    """
+
+    def __init__(
+        self, hidden: int, inner: int, experts: int, top_k: int, world: World, *,
+        renormalise: bool = True, scoring: Scoring | None = None, shared: int = 0,
+        act: Callable[[Tensor], Tensor] = functional.silu,
+        activations: Activations | None = None, **options: Any,
+    ) -> None:  # fmt: skip
+        super().__init__()
+        self.world, self.activations = world, activations or Activations(world)
+        self.hidden, self.inner, self.top_k = hidden, inner, top_k
+        self.scoring = scoring or Scoring(renormalise=renormalise)
+        self.act, options = act, {"device": world.device, **options}
+        own = check_divides(type(self).__name__, "inner", inner, world)
+
+        def drawn(*shape: int) -> Tensor:
+            return torch.randn(shape, **options) * shape[-1] ** -0.5
+
+        self.gate = nn.ParameterDict({"weight": drawn(experts, hidden)})
+        if self.scoring.score == "sigmoid":
+            self.gate.register_buffer(BIAS, torch.zeros(experts, device=options["device"]))
+        up, down = drawn(experts, 2 * own, hidden), drawn(experts, hidden, own)
+        self.experts = nn.ParameterDict({"gate_up_proj": up, "down_proj": down})
+        self._shared_name, self._has_gate = "", False
+        if shared:
+            self._share(ParallelMLP(
+                hidden, shared, world, act=act, activations=self.activations, **options
+            ))  # fmt: skip
+
+    @classmethod
+    def from_module(
+        cls, module: nn.Module, world: World, activations: Activations | None = None
+    ) -> ParallelMoE:
+        """Of a module with `gate`, a router, and `experts`: a list of gated MLPs, or stacked, as
+        gate_up_proj [experts, 2 * inner, hidden] and down_proj [experts, hidden, inner]."""
+        name = cls.__name__
+        gate, experts = one_of(name, module, "gate", "router"), one_of(name, module, "experts")
+        if others := [one for one, _ in gate.named_parameters() if one != "weight"]:
+            raise UnsupportedError(
+                f"{name}: {type(module).__name__} has {', '.join(others)}, which this layer does "
+                "not compute; leave this module out of the plan"
+            )
+        gate_up, down = _stacked(name, experts)
+        count, hidden, inner = down.shape
+        made = cls(
+            hidden, inner, count, _said(module, "top_k", "num_experts_per_tok"), world,
+            scoring=_scoring_of(module, gate), activations=activations,
+            act=one_of(name, experts if hasattr(experts, "act_fn") else experts[0], *ACTIVATIONS),
+            device="meta",
+        )  # fmt: skip
+        parts = [shard_of(one, 1, world) for one in whole(gate_up.detach()).chunk(2, 1)]
+        made.gate["weight"] = like(shard_of(gate.weight, None, world), gate.weight)
+        if made.scoring.score == "sigmoid":
+            made.gate.register_buffer(BIAS, getattr(gate, BIAS).detach().float().clone())
+        made.experts["gate_up_proj"] = like(torch.cat(parts, 1), gate_up)
+        made.experts["down_proj"] = like(shard_of(down, 2, world), down)
+        made._share_as(module, world)
+        return made
+
+    def _share(self, expert: nn.Module, name: str = SHARED[0], gate: Any = None) -> None:
+        """All tokens share an expert, by the name that state dicts have for it."""
+        self.add_module(name, expert)
+        self._shared_name, self._has_gate = name, gate is not None
+        if gate is not None:
+            self.add_module(SHARED_GATE, nn.ParameterDict({"weight": gate}))
+
+    def _share_as(self, module: nn.Module, world: World) -> None:
+        """As an ordinary module does."""
+        for name in SHARED:
+            if hasattr(module, name):
+                expert = ParallelMLP.from_module(getattr(module, name), world, self.activations)
+                gate = getattr(module, SHARED_GATE, None)
+                if gate is not None:
+                    gate = like(shard_of(gate.weight, None, world), gate.weight)
+                self._share(expert, name, gate)
+
+    def extra_repr(self) -> str:
+        return f"{self.hidden}, own part of {self.inner}, top_k={self.top_k}"
+
+    def forward(self, x: Tensor) -> Tensor:
+        lie, world = self.activations, self.world
+        if lie.is_split:
+            rows, m = lie.own(x, type(self).__name__), lie.m
+        else:
+            rows = x.reshape(-1, x.shape[-1])
+            rows, m = own_rows(rows, world), rows.shape[0]
+        y = self._routed(rows.contiguous(), m)
+        y = lie.as_own(y) if lie.is_split else all_rows(y, world, m).view(x.shape)
+        return y + self._of_shared(x) if self._shared_name else y
+
+    def _routed(self, rows: Tensor, m: int) -> Tensor:
+        """What their experts make of own rows, of m of all ranks."""
+        world, experts, scoring = self.world, self.experts, self.scoring
+        is_wide = scoring.score == "sigmoid"
+        # Each rank has a share of the router's gradient: that of its own rows.
+        weight = shared(self.gate["weight"], world)
+        wide = (rows.float(), weight.float()) if is_wide else (rows, weight)
+        logits = functional.linear(*wide)
+        each = m * self.top_k // logits.shape[1]
+        tile_m = min(MOST_SLOTS, max(FEWEST_SLOTS, 1 << max(0, each - 1).bit_length()))
+        routing = moe_route(
+            logits, self.top_k, world=world, m=m, tile_m=tile_m,
+            bias=getattr(self.gate, BIAS) if is_wide else None, **scoring._asdict(),
+        )  # fmt: skip
+        up = ag_moe(rows, experts["gate_up_proj"].transpose(1, 2), routing, world=world)
+        gate, up = up.chunk(2, dim=-1)
+        down = experts["down_proj"].transpose(1, 2)
+        return moe_rs(self.act(gate) * up, down, routing, world=world)
+
+    def _of_shared(self, x: Tensor) -> Tensor:
+        y = getattr(self, self._shared_name)(x)
+        if self._has_gate:
+            weight = shared(getattr(self, SHARED_GATE)["weight"], self.world)
+            y = functional.linear(x, weight).sigmoid() * y
+        return y
+
+
+def _said(module: nn.Module, *names: str, default: Any = None) -> Any:
+    """What a module of experts says, or its router, or its configuration; by one of these names."""
+    router = next(getattr(module, one) for one in ("gate", "router") if hasattr(module, one))
+    for one in (router, module, getattr(module, "config", None)):
+        for name in names:
+            if hasattr(one, name):
+                return getattr(one, name)
+    return default
+
+
+def _scoring_of(module: nn.Module, gate: nn.Module) -> Scoring:
+    if not hasattr(gate, BIAS):
+        return Scoring(renormalise=_said(module, "norm_topk_prob", default=True))
+    return Scoring(
+        "sigmoid", _said(module, "norm_topk_prob", default=True),
+        _said(module, "num_group", "n_group", default=1), _said(module, "topk_group", default=1),
+        scale=_said(module, "routed_scaling_factor", default=1.0),
+    )  # fmt: skip
+
+
+def _stacked(layer: str, experts: Any) -> tuple[Tensor, Tensor]:
+    """(gate over up, down) of all experts."""
+    if hasattr(experts, "gate_up_proj"):
+        return experts.gate_up_proj, experts.down_proj
+    gated = [names for names in NAMES if len(names) == 3 and hasattr(experts[0], names[0])]
+    if not gated:
+        one_of(layer, experts[0], *(names[0] for names in NAMES if len(names) == 3))
+    gate, up, down = (
+        torch.stack([whole(getattr(one, name).weight) for one in experts]) for name in gated[0]
+    )
+    return torch.cat((gate, up), 1), down

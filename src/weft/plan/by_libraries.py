@@ -1,0 +1,168 @@
+"""Attention and tokens' ways to experts, unfused: weft's collectives, and torch for the rest.
+
+What operators without a plan of library calls run as transport="unfused"; it is measured beside
+what is fused. The host waits for nothing.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from weft.base.providers import provider
+from weft.compiler.experts import Tables, choose, tables
+
+# Heads of so many elements are what the library's kernel takes.
+FLASH_ELEMENTS = 8
+WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+def _has_flash(q: torch.Tensor) -> bool:
+    return q.is_cuda and q.dtype.itemsize == 2 and q.shape[-1] % FLASH_ELEMENTS == 0
+
+
+def _gather(x: torch.Tensor, world: Any, m: int | None = None) -> torch.Tensor:
+    return provider("collectives").all_gather(x.contiguous(), world=world, m=m)
+
+
+# ---------------------------------------------------------------------------------------------
+# Attention
+
+
+def attention(
+    world: Any, problem: Any, q: Any, k: Any, v: Any, cu_seqlens: Any, scale: float | None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """(out, lse) of ag_attention, of keys and values that are gathered first."""
+    k, v = (_gather(one, world, problem.m) for one in (k, v))
+    scale = problem.d**-0.5 if scale is None else scale
+    first, end = problem.shard(world.rank)
+    token = torch.arange(problem.m, device=q.device)
+    # Before the first sequence it is none, behind the last one as well.
+    ends = token.new_tensor([0, problem.m]) if cu_seqlens is None else cu_seqlens.to(token.dtype)
+    sequence = torch.searchsorted(ends, token, right=True)
+    is_in_one = ((sequence > 0) & (sequence < len(ends)))[first:end]
+    if _has_flash(q):
+        # A sequence's queries are the last of its keys: causal, keys behind own tokens are none.
+        begins = ((ends.clamp(first, end) - first), ends.clamp(max=end) if problem.causal else ends)
+        out, lse, *_ = torch.ops.aten._flash_attention_forward(
+            q, k, v, *(one.int() for one in begins), end - first, problem.m, 0.0, problem.causal,
+            False, scale=scale,
+        )  # fmt: skip
+        lse = lse.view(problem.q_heads, -1).t().masked_fill(~is_in_one[:, None], -torch.inf)
+        return out.masked_fill(~is_in_one[:, None, None], 0), lse
+    is_seen = (sequence[first:end, None] == sequence) & is_in_one[:, None]
+    if problem.causal:
+        is_seen &= token[first:end, None] >= token
+    out, lse = _weigh(q.float(), k.float(), v.float(), is_seen, scale)
+    return out.to(q.dtype), lse
+
+
+def _weigh(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, is_seen: torch.Tensor, scale: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """[.., queries, heads, d] over [.., keys, kv_heads, d]: means, and the log of sums of weights.
+    Queries that see no key have zeros, and -inf."""
+    heads = q.unflatten(-2, (k.shape[-2], -1))
+    scores = torch.einsum("...thgd,...jhd->...hgtj", heads, k) * scale
+    scores = scores.masked_fill(~is_seen[..., None, None, :, :], -torch.inf)
+    lse = scores.logsumexp(-1)
+    weight = (scores - lse.masked_fill(lse == -torch.inf, 0)[..., None]).exp()
+    mean = torch.einsum("...hgtj,...jhd->...thgd", weight, v)
+    return mean.flatten(-3, -2), lse.flatten(-3, -2).transpose(-1, -2)
+
+
+def decode(
+    world: Any, problem: Any, q: Any, k_cache: Any, v_cache: Any, lengths: Any, block_table: Any,
+    scale: float,
+) -> torch.Tensor:  # fmt: skip
+    """flash_decode: of own keys means and lse, which all ranks get and merge."""
+    if block_table is not None:
+        k_cache, v_cache = (one[block_table.long()].flatten(1, 2) for one in (k_cache, v_cache))
+    lengths = lengths.clamp(max=problem.n)
+    if not problem.n:
+        mean, lse = torch.zeros_like(q), q.new_full(q.shape[:2], -torch.inf, dtype=torch.float32)
+    elif _has_flash(q):
+        mean, lse = attend_once(q, k_cache, v_cache, lengths, scale)
+    else:
+        key = torch.arange(problem.n, device=q.device)
+        # What lies behind the last key may be no number.
+        caches = (one.float().masked_fill((key >= lengths[:, None])[..., None, None], 0)
+                  for one in (k_cache, v_cache))  # fmt: skip
+        is_seen = (key < lengths[:, None])[:, None]
+        mean, lse = (one[:, 0] for one in _weigh(q.float()[:, None], *caches, is_seen, scale))
+    parts = torch.cat([mean.float(), lse[..., None]], -1)
+    parts = _gather(parts, world).unflatten(0, (problem.num_ranks, -1))
+    return merge(parts[..., :-1], parts[..., -1]).to(q.dtype)
+
+
+def attend_once(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, lengths: torch.Tensor | None, scale: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """(mean, lse) of one query a sequence by the library: [batch, heads, d] and fp32 [batch,
+    heads]. `lengths` None: all keys are there."""
+    batch, heads, d = q.shape
+    kernel = torch.ops.aten._flash_attention_forward
+    if lengths is None:
+        out, lse, *_ = kernel(
+            q[:, None], k, v, None, None, 1, k.shape[1], 0.0, False, False, scale=scale
+        )
+        return out.view(batch, heads, d), lse.view(batch, heads)
+    first = torch.arange(batch + 1, dtype=torch.int32, device=q.device)
+    out, lse, *_ = kernel(
+        q, k.flatten(0, 1), v.flatten(0, 1), first, first * k.shape[1], 1, k.shape[1], 0.0, False,
+        False, scale=scale, seqused_k=lengths,
+    )  # fmt: skip
+    # Of sequences of any lengths: [heads, all queries], and +inf where there are no keys.
+    lse = lse.view(heads, batch).t()
+    return out, torch.where(lengths[:, None] > 0, lse, -torch.inf)
+
+
+def merge(means: torch.Tensor, lses: torch.Tensor) -> torch.Tensor:
+    """All ranks' parts in one: [ranks, batch, heads, d] and [ranks, batch, heads], in fp32."""
+    high = lses.amax(0)
+    weight = torch.exp(lses - torch.where(high == -torch.inf, 0.0, high))
+    total = weight.sum(0)
+    mean = (means * weight[..., None]).sum(0)
+    return mean / torch.where(total == 0, 1.0, total)[..., None]
+
+
+# ---------------------------------------------------------------------------------------------
+# Tokens and their experts
+
+
+def route(world: Any, problem: Any, logits: torch.Tensor, bias: torch.Tensor | None) -> Tables:
+    """moe_route's tables, of all ranks' logits, which are gathered first."""
+    whole = _gather(logits, world, problem.m)
+    chosen, share = choose(whole, problem.top_k, problem.scoring, bias)
+    return tables(problem, world.rank, chosen, share)
+
+
+def rows_of_slots(
+    world: Any, problem: Any, rows: torch.Tensor, out: torch.Tensor, made: Tables
+) -> None:
+    """Of all ranks' rows, which all ranks get, those of own slots; zeros behind the last one."""
+    if not rows.shape[1]:
+        return
+    rows, out = (one.view(WORDS[one.element_size()]) for one in (rows, out))  # bit by bit
+    padded = rows.new_zeros(problem.rows, rows.shape[1])
+    padded[: len(rows)] = rows
+    whole = _gather(padded, world)
+    torch.index_select(whole, 0, made.token_of.clamp(min=0), out=out)
+    out.masked_fill_((made.token_of < 0)[:, None], 0)
+
+
+def sums_of_slots(
+    world: Any, problem: Any, y: torch.Tensor, out: torch.Tensor, made: Tables
+) -> None:
+    """Of all ranks' tokens the sums of own slots, which ranks then reduce-scatter."""
+    share = y.new_zeros(problem.num_tokens, problem.n, dtype=torch.float32)
+    for slots in made.slot_of.t() if len(y) else ():
+        is_own, slots = (slots >= 0) & (slots < len(y)), slots.clamp(0, len(y) - 1)
+        one = y.index_select(0, slots).float()
+        if problem.weighted:
+            one = one * made.weight_of.index_select(0, slots)[:, None]
+        # Not times zero: what is not there may be no number.
+        share += torch.where(is_own[:, None], one, 0.0)
+    sums = provider("collectives").reduce_scatter(share.to(y.dtype), world=world)
+    out.copy_(sums[: len(out)])

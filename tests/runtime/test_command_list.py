@@ -1,0 +1,308 @@
+"""A call that is queued by its list queues what it would queue without one: the same kernels with
+the same arguments, copies and waits of streams, for other tensors and in each slot."""
+
+from __future__ import annotations
+
+import threading
+from types import SimpleNamespace
+from typing import Any
+
+import fake_machine
+import pytest
+import torch
+
+import weft.ops as ops
+from weft.base.target import parse_target
+from weft.compiler import (
+    Settings,
+    Shard,
+    Tensor,
+    all_gather,
+    program,
+    reduce_scatter,
+    silu_mul,
+)
+from weft.language import triton_api
+from weft.language.triton_api import launching
+from weft.ops import card
+from weft.plan import command_list
+from weft.plan.memory import Memory
+
+N, K = 512, 256
+# Streams' numbers, and their names.
+HANDLES = {"main": 7}
+
+
+class Stream:
+    """What is queued while it is entered is its."""
+
+    def __init__(self, backend: Machine, name: str) -> None:
+        self.backend, self.name = backend, name
+        self.handle = HANDLES.setdefault(name, 7 + len(HANDLES))
+
+    def wait(self, other: Stream) -> None:
+        self.backend.log.append(("wait", self.handle, other.handle))
+
+    def __enter__(self) -> Stream:
+        self.backend.entered.append(self)
+        return self
+
+    def __exit__(self, *failure: Any) -> None:
+        self.backend.entered.pop()
+
+
+class Machine(fake_machine.FakeBackend):
+    """Writes down what is queued, by whichever way."""
+
+    target = parse_target("cuda:90")
+
+    def __init__(self, *args: Any, **named: Any) -> None:
+        super().__init__(*args, **named)
+        self.log: list[tuple] = []
+        self.streams: dict[str, Stream] = {}
+        self.entered = [self.stream("main")]
+        self.by_address = SimpleNamespace(
+            handle=lambda stream: stream.handle,
+            copy=lambda dst, src, nbytes, stream: self.log.append(
+                ("copy", dst, src, nbytes, stream)
+            ),
+            take_token=lambda word, stream: self.log.append(("token", word, stream)),
+        )
+
+    def stream(self, name: str) -> Stream:
+        return self.streams.setdefault(name, Stream(self, name))
+
+    def current_stream(self) -> Stream:
+        return self.entered[-1]
+
+    def copy(self, dst: torch.Tensor, src: torch.Tensor) -> None:
+        place = dst.data_ptr(), src.data_ptr(), src.nbytes
+        self.log.append(("copy", *place, self.current_stream().handle))
+
+    copy_word = copy
+
+    def take_token(self, word: torch.Tensor) -> None:
+        self.log.append(("token", word.data_ptr(), self.current_stream().handle))
+
+    def load(self, kernel: Any, arguments: Any, options: Any) -> Any:
+        return kernel, options
+
+    def launched(self, fn: Any, grid: Any, args: Any, options: Any) -> None:
+        given = fn.__name__, *sorted(options.items()), grid, *map(plain, args)
+        self.log.append(("launch", *given, self.current_stream().handle))
+
+
+class Described(tuple):
+    """What a launcher takes for a descriptor."""
+
+
+def plain(value: Any) -> Any:
+    """An argument as numbers; a descriptor is its address, and what it says of the tensor."""
+    if isinstance(value, Described):
+        return value
+    if hasattr(value, "block_shape"):
+        cut = tuple(value.shape), tuple(value.strides), tuple(value.block_shape)
+        return Described((value.base.data_ptr(), *cut))
+    if isinstance(value, tuple):
+        return tuple(map(plain, value))
+    return value.data_ptr() if hasattr(value, "data_ptr") else value
+
+
+NOW = threading.local()  # of each rank its machine
+
+
+def launcher_of(kernel: Any) -> Any:
+    """As Triton's: of descriptors it takes shape and strides beside."""
+
+    def start(x: int, y: int, z: int, stream: int, *rest: Any) -> None:
+        taken, given = [], list(rest[9:])
+        for i in range(kernel.count):
+            taken.append(given.pop(0))
+            if i in kernel.numbers:
+                del given[:4]
+        NOW.machine.entered.append(SimpleNamespace(handle=stream))
+        NOW.machine.launched(kernel.fn, (x, y, z), taken, kernel.options)
+        NOW.machine.entered.pop()
+
+    return launching._Launcher(start, (False, False), frozenset(kernel.numbers), kernel.blocks)
+
+
+@pytest.fixture(autouse=True)
+def machine(monkeypatch):
+    """Launches of all ways come to the rank's log."""
+
+    def run(fn: Any, *args: Any, grid: Any, warmup: bool, **options: Any) -> Any:
+        NOW.machine.launched(fn, grid, args, options)
+        return SimpleNamespace(again=(fn, options))
+
+    def relaunch(kernel: Any, grid: Any, *args: Any) -> None:
+        fn, options = kernel.again
+        NOW.machine.launched(fn, grid, args, options)
+
+    def bound(loaded: Any, grid: Any, args: Any, find: Any) -> Any:
+        fn, options = loaded
+        numbers = [i for i, one in enumerate(args) if hasattr(one, "block_shape")]
+        kernel = SimpleNamespace(
+            fn=fn, options=options, numbers=numbers, count=len(args), function=0,
+            blocks=[args[i].block_shape for i in numbers], packed_metadata=(),
+        )  # fmt: skip
+        return bound_launch(kernel, grid, args, find)
+
+    bound_launch = triton_api.bound_launch
+    monkeypatch.setattr(fake_machine, "FakeBackend", Machine)
+    monkeypatch.setattr(launching, "_launcher_of", launcher_of)
+    monkeypatch.setattr(launching, "_descriptor_of", described)
+    monkeypatch.setattr(triton_api.JITFunction, "run", run)
+    monkeypatch.setattr(triton_api, "relaunch", relaunch)
+    monkeypatch.setattr(triton_api, "bound_launch", bound)
+
+
+def described(arg: Any, block: Any) -> Any:
+    shape, strides = tuple(arg.shape), tuple(arg.strides)
+    return lambda address: Described((address, shape, strides, tuple(block)))
+
+
+def tensors_of(op: str, num_ranks: int, m: int) -> tuple[list[torch.Tensor], torch.Tensor]:
+    rows = -(-m // num_ranks)
+    shapes, out = {
+        "ag_gemm": ([(rows, K), (K, N)], (m, N)),
+        "gemm_rs": ([(m, K), (K, N)], (rows, N)),
+        "gemm_ar": ([(m, K), (K, N)], (m, N)),
+    }[op]
+    return [torch.zeros(one, dtype=torch.bfloat16) for one in shapes], torch.zeros(
+        out, dtype=torch.bfloat16
+    )
+
+
+CASES = [
+    ("ag_gemm", 256, {"transport": "sm_push", "template": "sm90", "tile_n": 256}),
+    ("ag_gemm", 256, {"transport": "ce_push", "template": "sm90", "tile_n": 256}),
+    ("ag_gemm", 192, {"transport": "ce_push", "template": "sm90", "tile_n": 256, "chunks": 2}),
+    ("ag_gemm", 32, {"transport": "ll", "tile_m": 64, "tile_n": 64, "tile_k": 128}),
+    ("gemm_rs", 512, {"transport": "sm_push", "template": "sm90", "tile_n": 256}),
+    ("gemm_rs", 512, {"transport": "ce_push", "template": "sm90", "tile_n": 256}),
+    ("gemm_ar", 64, {"transport": "one_shot_ll"}),
+    ("gemm_ar", 512, {"transport": "sm_push", "template": "sm90", "tile_n": 256}),
+    ("gemm_ar", 512, {"transport": "sm_push", "template": "plain", "tile_n": 128}),
+]
+
+
+def results_of(main: Any, num_ranks: int) -> list[Any]:
+    def on_machine(world: Any) -> Any:
+        NOW.machine = world.backend
+        return main(world, world.backend)
+
+    found = fake_machine.run_ranks(on_machine, num_ranks, heap_bytes=1 << 26)
+    for one in found:
+        if isinstance(one, Exception):
+            raise one
+    return found
+
+
+@pytest.mark.parametrize(("op", "m", "config"), CASES)
+def test_a_list_queues_what_a_call_queues(op, m, config):
+    def main(world, now):
+        given = [tensors_of(op, world.num_ranks, m) for _ in range(3)]
+        chosen = card(op).config(**config)
+
+        def queued(tensors, out):
+            now.log.clear()
+            getattr(ops, op)(*tensors, world=world, out=out, config=chosen)
+            return list(now.log)
+
+        queued(*given[0])
+        (call,) = world.calls._latest.values()
+        assert call.runner._listed is not None
+        # Two slots take turns, and of two tensors neither is the one that the list was made with.
+        listed = [queued(*given[1]), queued(*given[2])]
+        call.runner._can_list = False
+        return listed, [queued(*given[1]), queued(*given[2])]
+
+    for listed, plainly in results_of(main, 2):
+        assert any(one[0] == "launch" for one in plainly[0])
+        for one, other in zip(listed, plainly, strict=True):
+            assert by_stream(one) == by_stream(other)
+
+
+@program(
+    x=Tensor("bfloat16", ("m", K), Shard(0)), w1=Tensor("bfloat16", (K, 2 * N), Shard(1)),
+    w2=Tensor("bfloat16", (N, K), Shard(0)), mesh="tp",
+)  # fmt: skip
+def mlp(x, w1, w2):
+    return reduce_scatter(silu_mul(all_gather(x) @ w1) @ w2)
+
+
+@pytest.mark.parametrize("engine", ["sm_push", "ce_push"])
+def test_a_programs_calls_are_queued_by_a_list_too(engine, monkeypatch):
+    """Two products, copies and sums, with memory between them that calls share."""
+    fresh, results = Memory.results, {}
+    monkeypatch.setattr(Memory, "results", lambda self: results.setdefault(id(self), fresh(self)))
+
+    def main(world, now):
+        rows = 512 // world.num_ranks
+        shapes = (rows, K), (K, 2 * N // world.num_ranks), (N // world.num_ranks, K)
+        given = [[torch.zeros(one, dtype=torch.bfloat16) for one in shapes] for _ in range(3)]
+        engines = {"gathered": engine, "scattered": engine}
+        compiled = mlp.options(lowering="overlapped", settings=Settings(engines=engines))
+
+        def queued(tensors):
+            now.log.clear()
+            compiled(*tensors, world=world, m=512)
+            return list(now.log)
+
+        queued(given[0])
+        ((_, runner),) = world.calls._latest.values()
+        assert runner._listed is not None
+        listed = [queued(given[1]), queued(given[2])]
+        runner._can_list = False
+        return listed, [queued(given[1]), queued(given[2])]
+
+    for listed, plainly in results_of(main, 2):
+        assert sum(one[0] == "launch" for one in plainly[0]) >= 2
+        for one, other in zip(listed, plainly, strict=True):
+            assert by_stream(one) == by_stream(other)
+
+
+def by_stream(log: list[tuple]) -> dict[int, list[tuple]]:
+    """In the order of each stream; of two streams only what they wait for says one."""
+    found: dict[int, list[tuple]] = {}
+    for kind, *what in log:
+        stream = what[0] if kind == "wait" else what[-1]
+        found.setdefault(stream, []).append((kind, *what))
+    return found
+
+
+def test_tensors_that_overlap_are_queued_without_a_list():
+    def main(world, now):
+        memory = torch.zeros(64 * K + K * N, dtype=torch.bfloat16)
+        a, b, out = memory[: 64 * K].view(64, K), memory[8 : 8 + K * N].view(K, N), tensors[1]
+        config = card("gemm_ar").config(transport="one_shot_ll")
+
+        def queue(right: torch.Tensor) -> Any:
+            now.log.clear()
+            ops.gemm_ar(a, right, world=world, out=out, config=config)
+            assert any(one[0] == "launch" for one in now.log)
+            (call,) = world.calls._latest.values()
+            return call.runner._listed
+
+        assert queue(b) is None
+        assert queue(b.clone()) is not None
+
+    tensors = tensors_of("gemm_ar", 1, 64)
+    results_of(main, 1)
+
+
+def test_an_address_is_in_one_place_alone():
+    world = SimpleNamespace(backend=SimpleNamespace(by_address=None))
+    found = command_list.CommandList(world, [0, 0, 1000, 2000], [0, 0, 100, 50])
+    assert found.is_clear
+    assert found.find(1000) == (2, 0) and found.find(1099) == (2, 99)
+    assert found.find(1100) == (0, 1100) and found.find(2049) == (3, 49) and found.find(5) == (0, 5)
+    assert not command_list.CommandList(world, [0, 0, 1000, 1099], [0, 0, 100, 50]).is_clear
+
+
+def test_extents_of_tensors():
+    x = torch.zeros(6, 8)
+    assert command_list.extent_bytes(x) == 6 * 8 * 4
+    assert command_list.extent_bytes(x.t()[:3]) == (5 * 8 + 3) * 4
+    assert command_list.extent_bytes(x[:0]) == 0

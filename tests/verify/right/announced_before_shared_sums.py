@@ -1,0 +1,46 @@
+"""A tile is announced late, but before the wait for another program's part of the next tile: the
+peer's program that gives that part may wait for it."""
+
+from gluon_pieces import (
+    a_stage,
+    emit_own,
+    lanes,
+    launch,
+    leave_part,
+    load_peers_tile,
+    wait_for_part,
+)
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+
+import weft.language as wl
+
+DETERMINISTIC = True
+
+
+@gluon.jit
+def multiply(world, box, announced, stage, full, summed, sums, out):
+    if gl.program_id(0) == 0:
+        emit_own(world, box)
+        wl.notify(world, announced, to=1 - wl.rank(world))
+        wait_for_part(world, summed)
+        gl.store(out + lanes(), gl.load(sums + lanes()))
+    else:
+        leave_part(stage, full, sums, summed)
+
+
+@gluon.jit
+def share_a_tile(world, source, box, announced, summed, sums, out):
+    stage, full = a_stage(source)
+    gl.warp_specialize(
+        [
+            (multiply, (world, box, announced, stage, full, summed, sums, out)),
+            (load_peers_tile, (world, source, announced, stage, full)),
+        ],
+        [1],
+        [40],
+    )
+
+
+def main(world):
+    return launch(world, share_a_tile)
