@@ -77,7 +77,8 @@ def rows_of(report: Path, job: list[str]) -> Iterator[dict[str, Any]]:
             if bad is not None:
                 row["outcome"] = "skipped" if bad.tag == "skipped" else "failed"
                 why = bad.text or bad.get("message") or ""
-                row["why"] = why.replace(str(ROOT), "")[-3000:]
+                why = why.replace(str(ROOT), "")
+                row["why"] = why if len(why) < 6000 else f"{why[:3000]}\n..\n{why[-3000:]}"
         yield row
 
 

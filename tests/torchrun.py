@@ -40,17 +40,28 @@ def torchrun(script: Path | str, ranks: int, *words: str, timeout_s: float = 280
         said = [log.read_text(errors="replace") for log in logs]
     assert rc == 0, "\n".join(
         [f"{script} ended with {rc}", *(f"rank {i}: {one[-TAIL:]}" for i, one in enumerate(said))]
-        + [errors[-TAIL:]]
+        + [_without_launchers(errors)[-TAIL:]]
     )
     assert len(said) == ranks, f"{script} on {ranks} ranks: {len(said)} files of what they said"
     return said
 
 
+def _without_launchers(errors: str) -> str:
+    """What ranks said, where they said something: torchrun's own account comes behind it."""
+    own = re.split(r"^\S* *\d.*torch/distributed/elastic/", errors, maxsplit=1, flags=re.MULTILINE)
+    return own[0] if own[0].strip() else errors
+
+
+def environment(**more: str) -> dict[str, str]:
+    """This process's, and the source before what else is on its path."""
+    path = [str(ROOT / "src"), *filter(None, [os.environ.get("PYTHONPATH")])]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(path), **more}
+
+
 def _end_of(command: Sequence[str], timeout_s: float) -> tuple[int, str]:
     """Exit status and stderr."""
-    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
     started = subprocess.Popen(
-        command, cwd=ROOT, env=environment, text=True, errors="replace",
+        command, cwd=ROOT, env=environment(), text=True, errors="replace",
         stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
     )  # fmt: skip
     with started:

@@ -1,21 +1,21 @@
 """The litmus programs on real GPUs, briefly; benchmarks/litmus.py runs a million of each."""
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from torchrun import environment
 
 ROOT = Path(__file__).parent.parent.parent
 
 
 def run(tmp_path, ranks, part):
-    environment = {**os.environ, "OUT": str(tmp_path), "PYTHONPATH": str(ROOT / "src")}
     command = [sys.executable, str(ROOT / "benchmarks" / "litmus.py"), "--ranks", str(ranks)]
     command += ["--launches", "2", "--rounds", "500", "--engine-rounds", "200", "--part", part]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=280)
+    done = subprocess.run(command, env=environment(OUT=str(tmp_path)), capture_output=True,
+                          text=True, timeout=280)  # fmt: skip
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
     return json.loads(next(tmp_path.glob("litmus_*.json")).read_text())
 

@@ -5,13 +5,12 @@ themselves is `scripts/tokens.py`, which `tests/emulator/test_tokens.py` runs em
 """
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from torchrun import once, torchrun
+from torchrun import environment, once, torchrun
 
 ROOT = Path(__file__).parent.parent.parent
 SCRIPTS = Path(__file__).parent / "scripts"
@@ -19,9 +18,9 @@ TOKENS = SCRIPTS / "tokens.py"
 
 
 def run(tmp_path, script, *options):
-    environment = {**os.environ, "OUT": str(tmp_path), "PYTHONPATH": str(ROOT / "src")}
     command = [sys.executable, str(ROOT / "benchmarks" / script), *options]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=280)
+    done = subprocess.run(command, env=environment(OUT=str(tmp_path)), capture_output=True,
+                          text=True, timeout=280)  # fmt: skip
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import subprocess
 import sys
@@ -11,21 +10,19 @@ from pathlib import Path
 import pytest
 import triton
 import triton.language as tl
-from torchrun import on_two_and_four_gpus, once, torchrun
+from torchrun import environment, on_two_and_four_gpus, once, torchrun
 
 import weft
 import weft.language as wl
 
-ROOT = Path(__file__).parent.parent.parent
 SCRIPT = Path(__file__).parent / "scripts" / "several_worlds.py"
 SAID = r"rank (\d of \d), process \d+: 3 worlds"
 
 
 @pytest.mark.slow
 def test_emulated():
-    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
     command = [sys.executable, "-m", "weft", "emulate", str(SCRIPT), "--ranks", "3"]
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=600)
+    done = subprocess.run(command, capture_output=True, text=True, env=environment(), timeout=600)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     said = re.findall(f"^{SAID}$", done.stdout, re.MULTILINE)
     assert sorted(said) == [f"{rank} of 3" for rank in range(3)]

@@ -6,19 +6,17 @@ nodes, where a far peer has no address and NVSHMEM moves what crosses.
 
 from __future__ import annotations
 
-import os
 import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from torchrun import on_two_and_four_gpus, once, torchrun
+from torchrun import environment, on_two_and_four_gpus, once, torchrun
 
 import weft
 from weft.runtime.backends import cuda, nvshmem
 
-ROOT = Path(__file__).parent.parent.parent
 SCRIPT = Path(__file__).parent / "scripts" / "two_nodes.py"
 SAID = r"rank (\d) on node (\d): .*int64, .*all_gather relay.*reduce_scatter relay.*all_to_all.*"
 
@@ -30,9 +28,8 @@ def seats(*nodes: int) -> list[tuple[str, str]]:
 @pytest.mark.slow
 @pytest.mark.parametrize("nodes, expected", [("2+2", seats(0, 0, 1, 1)), ("2+1", seats(0, 0, 1))])
 def test_emulated(nodes, expected):
-    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
     command = [sys.executable, "-m", "weft", "emulate", str(SCRIPT), "--nodes", nodes]
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=600)
+    done = subprocess.run(command, capture_output=True, text=True, env=environment(), timeout=600)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     assert sorted(re.findall(f"^{SAID}$", done.stdout, re.MULTILINE)) == expected
 

@@ -19,6 +19,7 @@ from pathlib import Path
 import openai
 import pytest
 from engines import listening, until
+from torchrun import environment
 
 from weft import models
 from weft.base.topology import Topology
@@ -28,7 +29,6 @@ from weft.serve.ranks import Ranks, Sizes, model_runner
 from weft.tools.main import main
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
-SOURCE = Path(__file__).parents[2] / "src"
 CONTEXT, COUNT = 512, 30
 
 
@@ -81,11 +81,16 @@ def verb(folder, target: str) -> Iterator[tuple[subprocess.Popen, str]]:
     """`weft serve` as a process of its own, and its address."""
     words = f"-m weft serve --model {folder} --name tiny --ranks 2 --target {target} --port 0"
     command = [sys.executable, *words.split(), "--pages", "64", "--page-size", "16"]
-    environment = {**os.environ, "PYTHONPATH": str(SOURCE)}
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment) as server:
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment()) as server:
         try:
-            lines = iter(server.stderr.readline, "")
-            yield server, next(one for one in lines if one.startswith("serving tiny")).split()[3]
+            before = []
+            for line in server.stderr:
+                if line.startswith("serving tiny"):
+                    break
+                before.append(line)
+            else:
+                pytest.fail(f"the server did not start:\n{''.join(before)}")
+            yield server, line.split()[3]
         finally:
             server.kill()
 

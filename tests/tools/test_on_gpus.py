@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from torchrun import once, torchrun
+from torchrun import environment, once, torchrun
 
 pytestmark = pytest.mark.gpu(n=2)
 
@@ -22,9 +21,8 @@ EXAMPLES = [
 @pytest.mark.parametrize("dtype", ["fp16", "bf16", "fp32", "float8_e4m3fn"])
 def test_run_an_operator(dtype: str):
     words = f"-m weft run ag_gemm --target cuda --ranks 2 --dtype {dtype} --json"
-    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
     command = [sys.executable, *words.split()]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=environment)
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=environment())
     assert done.returncode == 0, done.stdout + done.stderr
     values = json.loads(done.stdout)
     assert values["target"] == "cuda" and values["ok"] is True

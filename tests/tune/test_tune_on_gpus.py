@@ -23,7 +23,8 @@ def _takes(rank: int, config: dict) -> None:
         a = torch.ones(512, 256, device=world.device, dtype=torch.bfloat16)
         b = torch.ones(512, 256, device=world.device, dtype=torch.bfloat16).t()
         assert (weft.ops.gemm_rs(a, b, world=world) == 512).all()
-        assert [*world.calls._latest.values()][-1].config == Config(**config)
+        # An unfused way is also a call of a collective.
+        assert Config(**config) in [call.config for call in world.calls._latest.values()]
 
 
 def _tunes(rank: int) -> None:
