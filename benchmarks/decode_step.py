@@ -285,7 +285,6 @@ def ways_of(world: Any, model: Model, context: int, given: dict[str, torch.Tenso
         "fused torch, weft all_reduce": lambda: fused.by(sum_by_weft),
         "persistent": lambda: call("persistent"),
         "persistent, whole keys": lambda: call(weft.megakernel.Persistent(splits=1)),
-        "persistent, nothing ahead": lambda: call(weft.megakernel.Persistent(ahead_bytes=0)),
     }
     return found
 

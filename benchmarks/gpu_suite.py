@@ -1,13 +1,14 @@
 """Every GPU test of the project, several at a time, at one commit.
 
-    PYTHONPATH=src python benchmarks/gpu_suite.py [--seconds 580] [--rest]
+    PYTHONPATH=src python benchmarks/gpu_suite.py [--seconds 580] [--rest [COMMIT]]
 
 `make test-gpu` runs them one after the other, each on GPUs of its own; most of that time goes into
 compiling. Here tests share GPUs, in processes of their own: contexts take turns on a device, so
 what waits for a peer still comes to its end, and only times mean nothing. What took long the last
 time begins first. On a single GPU ranks share it, too (WEFT_SHARE_GPUS): answers are checked; what
 takes NCCL fails there. Writes results/gpu_suite_<gpus>.json as it goes, a row for each test; with
---rest those stay that have passed at this commit, and the others run.
+--rest those stay that have passed at this commit, or at the one named, which their rows then say,
+and the others run.
 """
 
 from __future__ import annotations
@@ -85,15 +86,18 @@ def rows_of(report: Path, job: list[str]) -> Iterator[dict[str, Any]]:
 class Suite:
     """Jobs that wait, and rows of those that have ended."""
 
-    def __init__(self, seconds: float, path: Path, whiches: Iterable[str], is_rest: bool) -> None:
+    def __init__(self, seconds: float, path: Path, whiches: Iterable[str], rest: str) -> None:
         self.until, self.path = time.time() + seconds, path
         where_from = provenance()
         passed, took = [], {}
         for file in sorted(RESULTS.glob("gpu_suite_*.json")):
             last = json.loads(file.read_text())
             took |= {row["test"]: row["seconds"] for row in last["rows"] if "seconds" in row}
-            if is_rest and file.name == path.name and last.get("commit") == where_from["commit"]:
+            at = last.get("commit")
+            if rest and file.name == path.name and at in (rest, where_from["commit"]):
                 passed = [row for row in last["rows"] if row["outcome"] == "passed"]
+                if at != where_from["commit"]:
+                    passed = [{"commit": at, **row} for row in passed]
         there = {row["test"] for row in passed}
         self.jobs = {
             which: jobs_of((test for test in collected(which) if test not in there), took)
@@ -143,7 +147,8 @@ class Suite:
 def main() -> None:
     parser = argparse.ArgumentParser(description="every GPU test, several at a time")
     parser.add_argument("--seconds", type=float, default=580.0, help="begin nothing after these")
-    parser.add_argument("--rest", action="store_true", help="what has not passed at this commit")
+    parser.add_argument("--rest", metavar="COMMIT", nargs="?", const="this", default="",
+                        help="what has not passed at this commit, or at that one")  # fmt: skip
     options = parser.parse_args()
     count = torch.cuda.device_count()
     if count < 1:

@@ -16,14 +16,13 @@ from weft.language import (
     one_sided,
     ordered,
     packets,
-    prefetching,
     signals,
     slots,
     tickets,
 )
 from weft.language.registry import BACKENDS, PRIMITIVES, Primitive, coverage
 
-FILES = (addressing, signals, one_sided, ordered, packets, barriers, clock, prefetching)
+FILES = (addressing, signals, one_sided, ordered, packets, barriers, clock)
 # Plain @triton.jit, for every target.
 DEVICE_FUNCTIONS = {
     slots: (slots.slot_epoch, slots.slot_wait_free, slots.slot_finish, slots.slot_close),

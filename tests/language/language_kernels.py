@@ -118,14 +118,6 @@ def compare_and_swap(flags):
 
 
 @triton.jit
-def ask_ahead(x, out, flags):
-    i = tl.arange(0, 256)
-    wl.prefetch(x + i * 64, 256)
-    wl.wait(flags, 1)
-    tl.store(out + i, tl.load(x + i * 64))
-
-
-@triton.jit
 def barriers(world, counter):
     wl.barrier(world)
     wl.barrier(world, 63)
@@ -228,5 +220,4 @@ ALL = (
     slots,
     gemm,
     time_a_wait,
-    ask_ahead,
 )

@@ -32,16 +32,6 @@ def positions(pattern: str, code: str) -> list[int]:
     return [match.start() for match in re.finditer(pattern, code)]
 
 
-@pytest.mark.parametrize("target", GPUS)
-def test_l2_is_asked_before_the_wait(target):
-    """As many bytes as were said where the instruction takes them; AMD has none."""
-    code = machine_text(kernels.ask_ahead, target)
-    bulk = r"cp\.async\.bulk\.prefetch\.L2\.global \[\S+\], 256;"
-    asked = positions(bulk if target in BULK else r"prefetch\.global\.L2 \[", code)
-    assert bool(asked) == (target in CUDA)
-    assert not asked or max(asked) < min(positions(r"ld\.acquire", code))
-
-
 @pytest.mark.parametrize("target", CUDA)
 def test_notify_is_barrier_then_release(target):
     code = machine_text(kernels.publish, target)

@@ -132,7 +132,7 @@ def record(graph, how: Persistent, target: Target) -> KernelRecord:
     constants = {
         "v": made.values(*[None] * len(pointers)), "s": made.sizes(*[None] * len(operands.sizes)),
         **tiles, "board": Board(*[None] * len(BOARD)), "slot": SlotArg(None, None, None),
-        "world": WorldArg(None, graph.num_ranks, language_version()), "ahead": how.ahead_bytes,
+        "world": WorldArg(None, graph.num_ranks, language_version()),
     }  # fmt: skip
     divide = [*(f"v.{name}" for name in operands.buffers), *(f"s.{name}" for name in even)]
     options: dict[str, object] = {**how.compiled_with(target)}
@@ -163,8 +163,6 @@ def test_it_compiles_without_spills_and_its_waits_hold(graph, target, most):
     code, text = binary.asm[kind], binary.asm[assembly]
     # Of the largest kernel AMD's compiler keeps a few addresses there.
     kept = 32 if graph is large_decoder_as_it_runs and target.backend == "hip" else 0
-    asks = text.count("cp.async.bulk.prefetch.L2.global")
-    assert asks >= 2 if target.backend == "cuda" else not asks, "products ask for their weights"
     assert registers(target, code, text) <= most and stack_bytes(target, code, text) <= kept
 
 

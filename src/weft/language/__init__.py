@@ -28,7 +28,6 @@ from weft.language.clock import timestamp
 from weft.language.one_sided import fence, get, put, put_signal
 from weft.language.ordered import atomic_add, atomic_cas, atomic_exchange, load, store
 from weft.language.packets import put_packets, wait_packets
-from weft.language.prefetching import prefetch
 from weft.language.signals import complete_stores, notify, notify_all, test, wait
 from weft.language.slots import slot_close, slot_epoch, slot_finish, slot_wait_free
 from weft.language.tickets import next_task
@@ -36,9 +35,8 @@ from weft.language.world_arg import SlotArg, WorldArg, language_version
 
 # Implementations join themselves to their declarations: importing them is all it takes.
 for _file in (
-    *("cuda.signals", "cuda.packets", "cuda.one_sided", "cuda.prefetching", "hip", "emu"),
+    *("cuda.signals", "cuda.packets", "cuda.one_sided", "hip", "emu"),
     *("portable.addressing", "portable.signals", "portable.ordered", "portable.one_sided"),
-    "portable.prefetching",
 ):
     importlib.import_module(f"{__name__}.{_file}")
 
@@ -65,7 +63,6 @@ __all__ = [
     "notify",
     "notify_all",
     "num_ranks",
-    "prefetch",
     "put",
     "put_packets",
     "put_signal",

@@ -9,13 +9,11 @@ text depends on the program, its tiles and its dtypes, and on no size.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from textwrap import wrap
 from typing import Any, NamedTuple
 
 from weft.ir import task as task_ir
-from weft.ir.kinds import WEIGHTED
 from weft.megakernel.bodies import TO_ALL, Body, bodies
 from weft.megakernel.forms import KINDS
 from weft.megakernel.loading import import_text
@@ -83,37 +81,6 @@ def _chosen(rows: Sequence[Mapping[str, str]]) -> tuple[list[str], dict[str, str
     return lines, {**rows[0], **{name: name for name in varying}}
 
 
-def _ahead(body: Body, rows: Sequence[Mapping[str, str]]) -> str:
-    """The function that asks for a product's weights."""
-    _, weights, shape, *_ = KINDS[body.kind].called_with()
-    used = re.findall(r"{(\w+)}", weights + shape)
-    chosen, words = _chosen([{name: row[name] for name in used} for row in rows])
-    names = "Asks for " + ", ".join(dict.fromkeys(one.reads[1] for one in body.operations))
-    lines = ["@triton.jit", f"def _{body.name}_ahead(task, v, s, tile, num_bytes: tl.constexpr):",
-             *_wrapped_text(names), *chosen, "    matmul.ahead("]  # fmt: skip
-    given = [weights.format(**words), shape.format(**words)]
-    return "\n".join(
-        [*lines, *_wrapped(["task", *given, "tile", "num_bytes"]), "    )  # fmt: skip"]
-    )
-
-
-def _with_weights(graph: TaskGraph, found: Sequence[Body]) -> list[bool]:
-    """Of each body: is it of products whose right operands are there before the kernel begins?"""
-    buffer = graph.ranks[0].buffer
-    return [
-        body.kind in WEIGHTED
-        and all(buffer(one.reads[1]).role == "input" for one in body.operations)
-        for body in found
-    ]
-
-
-def _wrapped_text(names: str) -> list[str]:
-    lines = wrap(names, WIDTH - 10)
-    return [f'    """{lines[0]}"""'] if len(lines) == 1 else [
-        f'    """{lines[0]}', *(f"    {one}" for one in lines[1:]), '    """'
-    ]  # fmt: skip
-
-
 def _wrapped(items: Sequence[str], margin: int = 8) -> list[str]:
     """Arguments of a call over as many lines as they need; none is torn."""
     words = ", ".join(item.replace(" ", "\0") for item in items) + ","
@@ -132,13 +99,10 @@ def text(graph: TaskGraph, transposed: Set[str] = frozenset()) -> str:
     found = bodies(graph, transposed)
     operands = Operands(graph, found, transposed)
     buffers = map(field_of, operands.buffers)
-    with_weights = _with_weights(graph, found)
-    products = zip(found, operands.rows, with_weights, strict=True)
-    ahead = [_ahead(body, rows) for body, rows, has_weights in products if has_weights]
     return "\n\n\n".join(
         [_heading(graph), _record("Values", "Buffers of this rank.", buffers),
          _record("Sizes", "Extents of this rank's parts; how far rows lie apart.", operands.sizes),
-         *map(_body, found, operands.rows), *ahead, _kernel(graph, found, with_weights)]
+         *map(_body, found, operands.rows), _kernel(graph, found)]
     ) + "\n"  # fmt: skip
 
 
@@ -179,9 +143,9 @@ def _record(name: str, what: str, fields: Iterable[str]) -> str:
                       *(f"    {one}: Any" for one in fields)])  # fmt: skip
 
 
-def _kernel(graph: TaskGraph, found: Sequence[Body], with_weights: Sequence[bool]) -> str:
+def _kernel(graph: TaskGraph, found: Sequence[Body]) -> str:
     tiles = [f"{body.name}_tile" for body in found]
-    names = ["v", "s", *tiles, "board", "slot", "world", "ahead: tl.constexpr"]
+    names = ["v", "s", *tiles, "board", "slot", "world"]
     lines = [
         "@triton.jit",
         f"def {kernel_name(graph)}(",
@@ -197,7 +161,6 @@ def _kernel(graph: TaskGraph, found: Sequence[Body], with_weights: Sequence[bool
         "        task = scoreboard.task_at(board, turn)",
         "        if traced is not None:",
         "            start = wl.timestamp()",
-        *_asking(found, with_weights),
         "        scoreboard.wait_for(world, board, task)",
         "        if traced is not None:",
         "            tile_trace.open_record(traced, turn, task, start, wl.timestamp() - start)",
@@ -218,15 +181,3 @@ def _kernel(graph: TaskGraph, found: Sequence[Body], with_weights: Sequence[bool
         "    scoreboard.finish(world, board, slot, e, num_workers)",
     ]
     return "\n".join(lines)
-
-
-def _asking(found: Sequence[Body], with_weights: Sequence[bool]) -> Iterator[str]:
-    """Before a task waits."""
-    word = "if"
-    if any(with_weights):
-        yield "        if ahead > 0:"
-    for i, body in enumerate(found):
-        if with_weights[i]:
-            yield f"            {word} task.body == {i}:"
-            yield f"                _{body.name}_ahead(task, v, s, {body.name}_tile, ahead)"
-            word = "elif"

@@ -79,13 +79,15 @@ def _tile(task: Task, program: Program, held, num_workers: int, machine: Hardwar
         return (cut[0], cut[1] // times, _step(cut, k, itemsize))
 
     def move(cut: tuple[int, int]) -> float:
-        # A norm reads whole rows for each of its tiles.
-        wide = columns if task.kind == "rms_norm" else cut[1]
-        cells = cut[0] * (wide * len(task.operands) + cut[1])
+        cells = cut[0] * cut[1] * (len(task.operands) + 1)
         return rounds_us(move_us(cells * itemsize, machine), tiles_of(cut), num_workers, machine)
 
-    heights = (*ROWS, 8, 4, 2, 1) if task.kind == "rms_norm" else ROWS
-    pairs = [*_pairs(rows, columns, heights, WIDTHS)]
+    heights, widths = ROWS, WIDTHS
+    if task.kind == "rms_norm":
+        # Each tile needs the whole row: it is read once where that is all of a tile, not for each
+        # of several, step after step.
+        heights, widths = (*ROWS, 8, 4, 2, 1), (_power_of_2(columns),)
+    pairs = [*_pairs(rows, columns, heights, widths)]
     return min((cut for cut in pairs if cut[0] * cut[1] <= MOST_ELEMENTS), key=move)
 
 
@@ -99,6 +101,10 @@ def _pairs(
             is_wide = width >= 2 * columns and width > min(widths)
             if not (is_high or is_wide):
                 yield height, width
+
+
+def _power_of_2(columns: int) -> int:
+    return min(MOST_ELEMENTS, max(WIDTHS[-1], 1 << (columns - 1).bit_length()))
 
 
 def _step(cut: tuple[int, int], k: int, itemsize: int) -> int:

@@ -35,8 +35,6 @@ from weft.tiles import attention, gemm, rows
 
 # Of an SM, and of a thread.
 REGISTERS_OF_SM, MOST_REGISTERS = 1 << 16, 255
-# A row of the widest tile at least.
-LEAST_AHEAD = 4096
 
 
 @dataclass(frozen=True)
@@ -44,24 +42,17 @@ class Persistent:
     """How programs run as one kernel; `lowering=` takes it where its defaults do not serve.
 
     Units   num_workers: as many as the device has SMs (0), or fewer; splits: of each sequence's
-            keys, which as many tasks read, or as many as keep the workers busy (0); ahead_bytes: of
-            a product's weights, which its task asks L2 for while it waits, a power of two, or none
+            keys, which as many tasks read, or as many as keep the workers busy (0)
     """
 
     num_workers: int = 0
     splits: int = 0
     num_warps: int = 8
-    num_stages: int = 3
-    # Of 132 workers 17 MB, which memory brings in the 3.5 us that a signal from another rank takes.
-    ahead_bytes: int = 1 << 17
+    num_stages: int = 6
 
     def __post_init__(self) -> None:
         whole_number("Persistent: num_workers", self.num_workers, 0, UsageError)
         whole_number("Persistent: splits", self.splits, 0, UsageError)
-        ahead = whole_number("Persistent: ahead_bytes", self.ahead_bytes, 0, UsageError)
-        if ahead and (ahead & (ahead - 1) or ahead < LEAST_AHEAD):
-            message = f"Persistent: ahead_bytes={ahead}; take a power of two from {LEAST_AHEAD} on"
-            raise UsageError(f"{message}, or 0")
 
     def compiled_with(self, target: Target) -> dict[str, int]:
         """What Triton is told. One worker has an SM: nothing is spilled for a second one's sake."""
@@ -185,7 +176,6 @@ class Runner:
         values = self._generated.values(*(bound[name] for name in self._names))
         self._generated.kernel[(self.graph.num_workers,)](
             values, self._sizes, *self._tiles, board, slot.arg, self.world.arg,
-            self.options.ahead_bytes,
             **self.options.compiled_with(self.world.target), launch_cooperative_grid=True,
         )  # fmt: skip
 

@@ -13,6 +13,8 @@ from weft.megakernel.bodies import MOVES, Body
 from weft.megakernel.records import REDUCES, TaskGraph, TileTask
 from weft.megakernel.tasks import scoreboard
 
+WAIT, BUMP = scoreboard.WAIT.value, scoreboard.BUMP.value
+
 
 def tables(graph: TaskGraph, rank: int, bodies: Sequence[Body]) -> Iterator[list[int]]:
     """Of one rank, each table flat: tasks, waits, bumps, what counters come to, and how many tasks
@@ -26,21 +28,26 @@ def tables(graph: TaskGraph, rank: int, bodies: Sequence[Body]) -> Iterator[list
         for i, body in enumerate(bodies)
         for j, one in enumerate(body.operations)
     }
+    shared = {
+        bump.counter
+        for one in graph.tasks if one.rank != rank
+        for bump in one.bumps if bump.rank == rank
+    }  # fmt: skip
     tasks: list[int] = []
     waits: list[int] = []
     bumps: list[int] = []
-    num_waits = num_bumps = 0
     for task in mine.tasks:
         body, operation, tile = found[task.op, task.kind]
         _check_columns(task, tile)
-        row = [body, operation, task.i_m, task.i_n, *_rows(graph, task), num_waits]
-        num_waits += len(task.waits)
-        row += [num_waits, num_bumps]
-        num_bumps += len(task.bumps)
-        row.append(num_bumps)
+        row = scoreboard.Task(
+            body, operation, task.i_m, task.i_n, *_rows(graph, task),
+            len(task.waits), len(waits) // WAIT, *next(iter(task.waits), (0, 0)),
+            len(task.bumps), len(bumps) // BUMP, *next(iter(task.bumps), (0, 0, 0)),
+            int([one.rank for one in task.bumps] == [rank] and task.bumps[0].counter not in shared),
+        )  # fmt: skip
         tasks += [*row, *[0] * (scoreboard.TASK.value - len(row))]
-        waits += [word for one in task.waits for word in (one.counter, one.at_least)]
-        bumps += [word for one in task.bumps for word in (one.rank, one.counter, one.amount)]
+        waits += [word for one in task.waits[1:] for word in one]
+        bumps += [word for one in task.bumps[1:] for word in one]
     yield from (tasks, waits, bumps)
     yield [*mine.counters]
     yield [len(mine.tasks), len(mine.counters)]

@@ -120,27 +120,9 @@ def _reduce(task, v, s, tile, rank, world):
 
 
 @triton.jit
-def _matmul_ahead(task, v, s, tile, num_bytes: tl.constexpr):
-    """Asks for w1"""
-    matmul.ahead(
-        task, v.w1, gemm.Shape(s.m, s.product_n, s.x_n, s.x_n, s.product_n, s.product_stride), tile,
-        num_bytes,
-    )  # fmt: skip
-
-
-@triton.jit
-def _matmul_2_ahead(task, v, s, tile, num_bytes: tl.constexpr):
-    """Asks for w2"""
-    matmul.ahead(
-        task, v.w2, gemm.Shape(s.m, s.x_n, s.gated_n, s.gated_stride, s.x_n, s.x_n), tile,
-        num_bytes,
-    )  # fmt: skip
-
-
-@triton.jit
 def mlp_persistent(
     v, s, gather_tile, matmul_tile, silu_mul_tile, matmul_2_tile, send_tile, reduce_tile, board,
-    slot, world, ahead: tl.constexpr,
+    slot, world,
 ):  # fmt: skip
     """Workers take the tasks by turns until none is left."""
     rank = wl.rank(world).to(tl.int32)
@@ -152,11 +134,6 @@ def mlp_persistent(
         task = scoreboard.task_at(board, turn)
         if traced is not None:
             start = wl.timestamp()
-        if ahead > 0:
-            if task.body == 1:
-                _matmul_ahead(task, v, s, matmul_tile, ahead)
-            elif task.body == 3:
-                _matmul_2_ahead(task, v, s, matmul_2_tile, ahead)
         scoreboard.wait_for(world, board, task)
         if traced is not None:
             tile_trace.open_record(traced, turn, task, start, wl.timestamp() - start)

@@ -53,7 +53,7 @@ def test_lint_knows_every_primitive_that_orders_or_moves():
     from weft.verify.lint.signatures import signatures
 
     public = {name for name, primitive in PRIMITIVES.items() if primitive.public}
-    arithmetic = {"is_near", "node", "prefetch", "timestamp"}
+    arithmetic = {"is_near", "node", "timestamp"}
     assert {name for name in public if f"wl.{name}" not in HANDLERS} == arithmetic
     assert public <= set(signatures())
 

@@ -15,6 +15,9 @@ are equal between calls, and calls of other sizes, with other tables, may use th
 A rank that is a call ahead must not move counters of a rank that still waits for this call's:
 every worker waits for the slot's credits first. All workers must be on the device together.
 
+Tables are often no longer in L2 when a task comes, and each look into one is a step of the way
+from task to task. So a task's row has its first wait and its first signal in it; few have more.
+
 Dtypes  tables are int32, on the device: rows of TASK, WAIT and BUMP numbers
 Source  docs/megakernel.md
 """
@@ -30,7 +33,7 @@ import weft.language as wl
 from weft.language import slots
 
 # Numbers in a row of each table.
-TASK, WAIT, BUMP = tl.constexpr(16), tl.constexpr(2), tl.constexpr(3)
+TASK, WAIT, BUMP = tl.constexpr(20), tl.constexpr(2), tl.constexpr(3)
 # Counters whose bases are moved at once.
 BLOCK = tl.constexpr(128)
 
@@ -39,8 +42,8 @@ class Board(NamedTuple):
     """A rank's tables and counters; `weft.megakernel.tables` makes them."""
 
     tasks: Any  # the fields of Task, and what fills up to TASK
-    waits: Any  # counter, at_least
-    bumps: Any  # rank, counter, amount
+    waits: Any  # counter, at_least: each task's but the first
+    bumps: Any  # counter, rank, amount: each task's but the first
     totals: Any  # [counters]
     words: Any  # int64 [counters], symmetric
     bases: Any  # int64 [counters]
@@ -52,6 +55,9 @@ class Task(NamedTuple):
 
     Of collectives: `rows` rows from `row` on, or of each rank's part from `part_row` on, go to
     those from `to_row` on; `owner` is the rank that sums them, or whose summand is the first.
+    `num_waits` and `num_bumps` count the first ones, which are here; what follows them begins in
+    the tables at `rest_of_waits` and `rest_of_bumps`. `is_local`: its one signal
+    is to a counter of this rank that no other rank's tasks move.
     """
 
     body: Any
@@ -63,10 +69,16 @@ class Task(NamedTuple):
     to_row: Any
     rows: Any
     owner: Any
-    first_wait: Any
-    end_wait: Any
-    first_bump: Any
-    end_bump: Any
+    num_waits: Any
+    rest_of_waits: Any
+    counter: Any
+    at_least: Any
+    num_bumps: Any
+    rest_of_bumps: Any
+    bumped: Any
+    to: Any
+    amount: Any
+    is_local: Any
 
 
 @triton.jit
@@ -83,29 +95,43 @@ def task_at(board, turn):
     return Task(
         tl.load(row), tl.load(row + 1), tl.load(row + 2), tl.load(row + 3), tl.load(row + 4),
         tl.load(row + 5), tl.load(row + 6), tl.load(row + 7), tl.load(row + 8), tl.load(row + 9),
-        tl.load(row + 10), tl.load(row + 11), tl.load(row + 12),
+        tl.load(row + 10), tl.load(row + 11), tl.load(row + 12), tl.load(row + 13),
+        tl.load(row + 14), tl.load(row + 15), tl.load(row + 16), tl.load(row + 17),
+        tl.load(row + 18),
     )  # fmt: skip
 
 
 @triton.jit
 def wait_for(world, board, task):
     """Until all that the task reads is there, and what it overwrites has been read."""
-    for i in range(task.first_wait, task.end_wait):
-        counter = tl.load(board.waits + i * WAIT)
-        at_least = tl.load(board.bases + counter) + tl.load(board.waits + i * WAIT + 1)
-        wl.wait(board.words + counter, at_least, world=world)
+    counter, at_least = task.counter, task.at_least
+    for i in range(task.num_waits):
+        if i > 0:
+            row = board.waits + (task.rest_of_waits + i - 1) * WAIT
+            counter, at_least = tl.load(row), tl.load(row + 1)
+        base = tl.load(board.bases + counter)
+        wl.wait(board.words + counter, base + at_least, world=world)
 
 
 @triton.jit
 def notify(world, board, task):
-    """Signal that the task is done to all ranks that wait for it: one release, then the signals."""
-    if task.first_bump < task.end_bump:
+    """Signal that the task is done to all ranks that wait for it.
+
+    One release, then the signals. Of most tasks the only signal is to this GPU: nothing outside
+    has to know of its release.
+    """
+    counter, to, amount = task.bumped, task.to, task.amount
+    if task.is_local == 1:
+        own = wl.rank(world)
+        wl.notify(world, board.words + counter, amount, to=own, scope=wl.Scope.DEVICE)
+    elif task.num_bumps > 0:
         wl.fence(world)
-    for i in range(task.first_bump, task.end_bump):
-        row = board.bumps + i * BUMP
-        to, counter, amount = tl.load(row), tl.load(row + 1), tl.load(row + 2)
-        # weft: allow peer-from-data: tables name ranks of the graph, which check.py has seen
-        wl.notify(world, board.words + counter, amount, to=to, order=wl.Order.RELAXED)
+        for i in range(task.num_bumps):
+            if i > 0:
+                row = board.bumps + (task.rest_of_bumps + i - 1) * BUMP
+                counter, to, amount = tl.load(row), tl.load(row + 1), tl.load(row + 2)
+            # weft: allow peer-from-data: tables name ranks of the graph, which check.py has seen
+            wl.notify(world, board.words + counter, amount, to=to, order=wl.Order.RELAXED)
 
 
 @triton.jit
