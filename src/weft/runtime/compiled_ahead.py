@@ -163,14 +163,16 @@ class CompiledKernel:
         """
         import torch
 
-        from weft.runtime.backends.cuda_modules import Binary, launch
+        from weft.runtime.backends.modules import Binary, modules
 
-        shape = self.programs(grid)
+        shape, driver = self.programs(grid), modules("cuda")
+        handle = torch.cuda.current_stream().cuda_stream if stream is None else stream
         device = torch.device("cuda", torch.cuda.current_device())
-        binary = Binary(
-            self.code, self.function, self.num_warps, self.shared_bytes, self.cooperative
-        )
-        launch(binary, shape, self.pack(arguments, device), stream)
+        packed = self.pack(arguments, device)
+        places = (ctypes.c_void_p * len(packed))(*(ctypes.addressof(one) for one in packed))
+        threads = 32 * self.num_warps
+        binary = Binary(self.code, self.function, threads, self.shared_bytes, self.cooperative)
+        driver.launch(binary, driver.function(binary, device), shape, places, handle)
 
     def programs(self, grid: Sequence[int]) -> tuple[int, int, int]:
         """A grid along three axes.
