@@ -152,6 +152,8 @@ def _on_all_ranks(
 ) -> list[dict[str, Any]]:  # fmt: skip
     """By rank what the call queues, done in the first way that is weft's own on all of them.
 
+    Of a configuration that is named and cannot be recorded: nothing.
+
     Raises  UnsupportedError, ConfigError: none is; as the last one says
     """
     described = op.kernels
@@ -168,6 +170,8 @@ def _on_all_ranks(
             ]  # fmt: skip
         except (UnsupportedError, UsageError) as error:
             refused = error
+    if is_recorded and config is not None and isinstance(refused, UsageError):
+        return []
     raise refused or UnsupportedError(f"{op.name} has no configuration for {target} at {problem}")
 
 

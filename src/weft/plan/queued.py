@@ -8,14 +8,17 @@ what is written serves any call of these sizes, wherever its tensors lie.
 from __future__ import annotations
 
 import ctypes
+import mmap
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from functools import lru_cache
 from math import prod
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -27,14 +30,13 @@ from weft.language.triton_api import LeftOut
 from weft.language.world_arg import SlotArg, WorldArg
 from weft.plan.described import DescribedWorld
 
-# Where addresses begin, and how far apart ranks' heaps are: nobody reads or writes there.
-LOCAL, HEAPS, SPAN, ALIGN = 1 << 45, 1 << 46, 1 << 41, 512
-# torch's functions that make memory; that look at some; that hand a new tensor of values over.
+# How far apart ranks' heaps are; a rank's own memory has as much. All begins at multiples of ALIGN.
+SPAN, ALIGN = 1 << 37, 512
+# torch's functions that make memory; that look at some, or hand over what the host has filled.
 _aten = torch.ops.aten
 MAKERS = (_aten.empty, _aten.empty_strided, _aten.empty_like, _aten.new_empty,
           _aten.new_empty_strided)  # fmt: skip
-LOOKS = (_aten.detach, _aten.alias)
-VALUES = (_aten.lift_fresh, _aten.lift_fresh_copy)
+LOOKS = (_aten.detach, _aten.alias, _aten.lift_fresh)
 
 # A place, the rank whose part of it is meant (-1: one's own), bytes behind its begin.
 Address = tuple[str, int, int]
@@ -65,6 +67,14 @@ class Kernels:
                 self.launches.append(launch)
             self._known[seen] = number
         return number
+
+
+@lru_cache(maxsize=8)
+def _addresses(nbytes: int) -> tuple[mmap.mmap, int]:
+    """So many of them, where they begin, and what holds them. No memory is behind them, and nobody
+    is to write there; who reads, as what prints a tensor does, reads zeros."""
+    held = mmap.mmap(-1, nbytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, mmap.PROT_READ)
+    return held, np.frombuffer(held, dtype=np.uint8, count=1).ctypes.data
 
 
 class _Stream(AbstractContextManager[Any]):
@@ -100,7 +110,9 @@ class WrittenWorld(DescribedWorld):
         # By address: where a place begins, its bytes, and its name; and by name those of `made`.
         self._begins: list[int] = []
         self._places: list[tuple[int, int, str]] = []
-        self._ends = {LOCAL: LOCAL, HEAPS: HEAPS + rank * SPAN}
+        # All ranks' heaps, then this rank's own memory; where it goes on, there and on its heap.
+        _, self._heaps = _addresses((num_ranks + 1) * SPAN)
+        self._ends = {False: self._heaps + num_ranks * SPAN, True: self._heaps + rank * SPAN}
         self._num_made = 0
         self.made: dict[str, int] = {}
         self._scratch: dict[str, torch.Tensor] = {}
@@ -119,9 +131,9 @@ class WrittenWorld(DescribedWorld):
         count = prod(shape)
         if strides is not None and count:
             count = 1 + sum((extent - 1) * step for extent, step in zip(shape, strides))
-        nbytes, area = max(1, count * dtype.itemsize), HEAPS if is_symmetric else LOCAL
-        begin = self._ends[area]
-        self._ends[area] = begin + -(-nbytes // ALIGN) * ALIGN + ALIGN
+        nbytes = max(1, count * dtype.itemsize)
+        begin = self._ends[is_symmetric]
+        self._ends[is_symmetric] = begin + -(-nbytes // ALIGN) * ALIGN + ALIGN
         self._add(begin, nbytes, name)
         return _tensor_at(begin, shape, dtype, strides)
 
@@ -130,12 +142,20 @@ class WrittenWorld(DescribedWorld):
         self._begins.insert(number, begin)
         self._places.insert(number, (begin, nbytes, name))
 
-    def constant(self, values: torch.Tensor) -> torch.Tensor:
-        """Values that the call has computed on the host, for the device to read."""
-        name = f"constant:{len(self.constants)}"
-        self.constants[name] = values
-        self._add(values.data_ptr(), max(1, values.nbytes), name)
-        return values
+    def _place_of(self, tensor: torch.Tensor) -> Address:
+        """What a kernel is handed; where it lies in the host's memory, a constant: values that the
+        call has computed there for the device to read."""
+        begin = tensor.data_ptr()
+        is_here = self._heaps <= begin < self._heaps + (self.num_ranks + 1) * SPAN
+        if begin and not is_here and begin not in self._begins:
+            if not tensor.is_contiguous():
+                raise UnsupportedError(
+                    f"a table of strides {tensor.stride()} is in no artefact yet"
+                )
+            name = f"constant:{len(self.constants)}"
+            self.constants[name] = tensor
+            self._add(begin, tensor.nbytes, name)
+        return self.find(begin, 0)
 
     def new(self, like: torch.Tensor) -> torch.Tensor:
         """What torch makes in the call; as long as one of all places is what it is of."""
@@ -147,8 +167,8 @@ class WrittenWorld(DescribedWorld):
         if not (address or nbytes):  # of an empty tensor
             return NULL
         peer = -1
-        if HEAPS <= address < HEAPS + self.num_ranks * SPAN:
-            owner = (address - HEAPS) // SPAN
+        owner = (address - self._heaps) // SPAN
+        if 0 <= owner < self.num_ranks:
             if owner != self.rank:
                 address, peer = address + (self.rank - owner) * SPAN, owner
         number = bisect_right(self._begins, address) - 1
@@ -252,7 +272,7 @@ class WrittenWorld(DescribedWorld):
         if kind.startswith("*"):
             if not hasattr(value, "data_ptr"):
                 raise UnsupportedError(f"an argument of type {kind} is {value!r}: no tensor")
-            return [kind, self.find(value.data_ptr(), 0)]
+            return [kind, self._place_of(value)]
         value = triton_api.unwrap(value)
         return [kind, int(value) if kind[0] in "iu" else float(value)]
 
@@ -316,8 +336,6 @@ class _Makes(TorchDispatchMode):
                                                     "pin_memory": False}))  # fmt: skip
         if func.is_view or maker in LOOKS:
             return func(*args, **named)
-        if maker in VALUES:
-            return self.world.constant(func(*args, **named))
         raise LibraryCallError(
             f"the call runs torch's {func}, and an artefact holds weft's kernels alone; name a "
             "configuration that is fused"

@@ -27,17 +27,16 @@ import torch
 from weft.base import artefacts, columns
 from weft.base.errors import DtypeError, ShapeError, UnsupportedError, UsageError
 from weft.language.world_arg import SlotArg, language_version
-from weft.runtime.backends.modules import Binary, Descriptor, Modules, modules
+from weft.runtime.backends.modules import (
+    NUMBERS,
+    SCRATCH,
+    Binary,
+    Descriptor,
+    Modules,
+    modules,
+)  # fmt: skip
 from weft.runtime.world import World
 
-# Triton's words for what a kernel takes by value. Behind all others come two addresses of scratch
-# memory of its own, which kernels of artefacts do not use.
-NUMBERS = {
-    "i1": ctypes.c_int8, "i8": ctypes.c_int8, "i16": ctypes.c_int16, "i32": ctypes.c_int32,
-    "i64": ctypes.c_int64, "u1": ctypes.c_uint8, "u8": ctypes.c_uint8, "u16": ctypes.c_uint16,
-    "u32": ctypes.c_uint32, "u64": ctypes.c_uint64, "fp32": ctypes.c_float, "fp64": ctypes.c_double,
-}  # fmt: skip
-SCRATCH = 2
 # Kernels were compiled for tensors that begin at 16 bytes.
 ALIGN = 16
 # Descriptors of an argument that are kept, by address.
@@ -187,6 +186,7 @@ class _OnWorld:
             self.driver.function(kernel.binary, world.device.index)
         # What a call's tensors are called: the same in all of them.
         self.names = [one["name"] for one in tables[0]["call"]["inputs"]]
+        self._is_recordable = any(one["call"]["recorded"] for one in tables)
         self._sizes = set(artefact.manifest["sizes"])
 
     @cached_property
@@ -205,7 +205,11 @@ class _OnWorld:
         assert world is not None
         tensors, sizes = self._bound(given, named)
         is_recording = world.is_recording()
-        kinds = tuple(map(_kind, tensors))
+        try:
+            kinds = tuple(map(_kind, tensors))
+        except AttributeError:
+            self._check(tensors, world)  # something that is no tensor
+            raise
         key = ("artefact", self.artefact.manifest["sha256"], is_recording, kinds,
                tuple(sorted(sizes.items())))  # fmt: skip
         call = world.calls.get(key)
@@ -213,7 +217,7 @@ class _OnWorld:
             self._check(tensors, world)
             call = self._new_call(world, tensors, kinds, sizes, is_recording)
             world.calls[key] = call
-            if not is_recording:
+            if not is_recording and self._is_recordable:
                 # What a recorded call needs is had now: in a recording it cannot be.
                 self._new_call(world, tensors, kinds, sizes, True).reserve()
         return call.run(tensors)
@@ -225,16 +229,17 @@ class _OnWorld:
         names, op = self.names, self.artefact.op
         tensors = {**dict(zip(names, given)), **{n: one for n, one in named.items() if n in names}}
         sizes = {name: one for name, one in named.items() if name not in names and one is not None}
-        if len(given) > len(names) or (missing := [n for n in names if n not in tensors]):
-            raise UsageError(f"{op} takes {', '.join(names)}; given are {len(given)} by place, and "
-                             f"{', '.join(named) or 'none'} by name")  # fmt: skip
+        if len(given) > len(names) or tensors.keys() != set(names):
+            raise UsageError(
+                f"{op} takes {', '.join(names)}; given are {len(given)} by place, and "
+                f"{', '.join(named) or 'none'} by name"
+            )
         if unknown := sorted(sizes.keys() - self._sizes):
             raise UsageError(
                 f"{op}: {', '.join(unknown)} is neither a tensor ({', '.join(names)}) nor a size "
                 f"({', '.join(self.artefact.manifest['sizes'])}) of {self.artefact.folder}; what "
                 "else the operator takes was settled when it was compiled"
             )
-        del missing
         return [tensors[name] for name in names], sizes
 
     def _check(self, tensors: Sequence[Any], world: World) -> None:
@@ -259,6 +264,11 @@ class _OnWorld:
         self, world: World, tensors: Sequence[Any], kinds: tuple, sizes: Mapping[str, int],
         is_recording: bool,
     ) -> _Call:  # fmt: skip
+        if is_recording and not self._is_recordable:
+            raise UsageError(
+                f"{self.artefact.folder} holds no calls that can be recorded: it was compiled with "
+                "a configuration whose copy engines wait for tiles; name none, or another"
+            )
         fitting = self._found.get((is_recording, kinds), [])
         if not fitting:  # rows one behind the other are a way in which all may lie
             packed = tuple((dtype, shape, _packed(shape)) for dtype, shape, _ in kinds)

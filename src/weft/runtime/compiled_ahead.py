@@ -32,13 +32,8 @@ from typing import Any
 from weft.base.errors import DtypeError, ShapeError, UnsupportedError, UsageError
 from weft.base.records import PLAN_FORMAT, KernelRecord, plain, plan_digest
 from weft.base.whole_numbers import whole_number
+from weft.runtime.backends.modules import NUMBERS, SCRATCH, Binary, modules
 
-# Triton's words for what a kernel takes by value, and how wide they are.
-NUMBERS = {
-    "i1": ctypes.c_int8, "i8": ctypes.c_int8, "i16": ctypes.c_int16, "i32": ctypes.c_int32,
-    "i64": ctypes.c_int64, "u1": ctypes.c_uint8, "u8": ctypes.c_uint8, "u16": ctypes.c_uint16,
-    "u32": ctypes.c_uint32, "u64": ctypes.c_uint64, "fp32": ctypes.c_float, "fp64": ctypes.c_double,
-}  # fmt: skip
 # torch's names of the elements that a pointer's word names; addresses alone have no dtype.
 ELEMENTS = {
     "fp16": "float16", "bf16": "bfloat16", "fp32": "float32", "fp64": "float64", "i1": "bool",
@@ -49,8 +44,6 @@ ADDRESS = "u64"
 LARGEST_FP32 = (2 - 2**-23) * 2.0**127
 # How many programs a launch may have along each axis.
 MOST_PROGRAMS = (2**31 - 1, 2**16 - 1, 2**16 - 1)
-# Behind all others a kernel takes two addresses of Triton's own scratch memory.
-SCRATCH = (ctypes.c_uint64, ctypes.c_uint64)
 
 
 @dataclass(frozen=True)
@@ -124,7 +117,7 @@ class CompiledKernel:
                     f"{self.name}: {one.name} is {value}, but was compiled as divisible by 16"
                 )
             packed.append(NUMBERS.get(one.kind, ctypes.c_uint64)(value))
-        return packed + [kind(0) for kind in SCRATCH]
+        return packed + [ctypes.c_uint64(0) for _ in range(SCRATCH)]
 
     def _value(self, parameter: Parameter, arguments: Mapping[str, Any], device: Any) -> Any:
         first, *rest = parameter.path
@@ -162,8 +155,6 @@ class CompiledKernel:
         Raises  as `pack`; ShapeError: a grid of other axes; RuntimeError: what the driver says
         """
         import torch
-
-        from weft.runtime.backends.modules import Binary, modules
 
         shape, driver = self.programs(grid), modules("cuda")
         handle = torch.cuda.current_stream().cuda_stream if stream is None else stream

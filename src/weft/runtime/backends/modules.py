@@ -15,6 +15,14 @@ from typing import Any, NamedTuple
 
 import torch
 
+# Triton's words for what a kernel takes by value, and how wide they are.
+NUMBERS = {
+    "i1": ctypes.c_int8, "i8": ctypes.c_int8, "i16": ctypes.c_int16, "i32": ctypes.c_int32,
+    "i64": ctypes.c_int64, "u1": ctypes.c_uint8, "u8": ctypes.c_uint8, "u16": ctypes.c_uint16,
+    "u32": ctypes.c_uint32, "u64": ctypes.c_uint64, "fp32": ctypes.c_float, "fp64": ctypes.c_double,
+}  # fmt: skip
+# Behind all others a kernel takes addresses of Triton's own scratch memory, of which we give none.
+SCRATCH = 2
 # More shared memory than this a kernel must ask for (CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE..).
 USUAL_SHARED_BYTES, MOST_DYNAMIC_SHARED = 48 << 10, 8
 INVALID_CONTEXT = 201
