@@ -204,22 +204,26 @@ class _OnWorld:
         world = self._world()
         assert world is not None
         tensors, sizes = self._bound(given, named)
-        is_recording = world.is_recording()
+        # As of operators: where torch is asked for deterministic algorithms eager calls are done as
+        # recorded ones, so that both have the same bits.
+        is_asked = self._is_recordable and torch.are_deterministic_algorithms_enabled()
+        as_recorded = world.is_recording() or is_asked
         try:
             kinds = tuple(map(_kind, tensors))
         except AttributeError:
             self._check(tensors, world)  # something that is no tensor
             raise
-        key = ("artefact", self.artefact.manifest["sha256"], is_recording, kinds,
-               tuple(sorted(sizes.items())))  # fmt: skip
-        call = world.calls.get(key)
+        key = (self.artefact.manifest["sha256"], kinds, tuple(sorted(sizes.items())))
+        call = world.calls.get((as_recorded, *key))
         if call is None:
             self._check(tensors, world)
-            call = self._new_call(world, tensors, kinds, sizes, is_recording)
-            world.calls[key] = call
-            if not is_recording and self._is_recordable:
+            call = self._new_call(world, tensors, kinds, sizes, as_recorded)
+            world.calls[(as_recorded, *key)] = call
+            if not as_recorded and self._is_recordable:
                 # What a recorded call needs is had now: in a recording it cannot be.
-                self._new_call(world, tensors, kinds, sizes, True).reserve()
+                recorded = self._new_call(world, tensors, kinds, sizes, True)
+                recorded.reserve()
+                world.calls[(True, *key)] = recorded
         return call.run(tensors)
 
     def _bound(
@@ -262,17 +266,17 @@ class _OnWorld:
 
     def _new_call(
         self, world: World, tensors: Sequence[Any], kinds: tuple, sizes: Mapping[str, int],
-        is_recording: bool,
+        as_recorded: bool,
     ) -> _Call:  # fmt: skip
-        if is_recording and not self._is_recordable:
+        if as_recorded and not self._is_recordable:
             raise UsageError(
                 f"{self.artefact.folder} holds no calls that can be recorded: it was compiled with "
                 "a configuration whose copy engines wait for tiles; name none, or another"
             )
-        fitting = self._found.get((is_recording, kinds), [])
+        fitting = self._found.get((as_recorded, kinds), [])
         if not fitting:  # rows one behind the other are a way in which all may lie
             packed = tuple((dtype, shape, _packed(shape)) for dtype, shape, _ in kinds)
-            fitting = self._found.get((is_recording, packed), [])
+            fitting = self._found.get((as_recorded, packed), [])
         told = [(one, self._sizes_at(*one)) for one in fitting]
         told = [(one, has) for one, has in told if sizes.items() <= has.items()]
         if len({tuple(has.items()) for _, has in told}) > 1:
@@ -453,7 +457,7 @@ def _asked(world: World, told: Mapping[str, Any]) -> Any:
     def parts(name: str) -> Any:
         found = told[name]
         return found if found is None else {
-            part: (tuple(size) if isinstance(size, list) else size, getattr(torch, dtype))
+            part: (tuple(size) if isinstance(size, list) else size, _dtype(dtype))
             for part, (size, dtype) in found.items()
         }  # fmt: skip
 
@@ -466,6 +470,13 @@ def _asked(world: World, told: Mapping[str, Any]) -> Any:
     )
 
 
+def _dtype(name: str) -> torch.dtype:
+    found = getattr(torch, name, None)
+    if not isinstance(found, torch.dtype):
+        raise UsageError(f"an artefact names the dtype {name!r}, which this torch has not")
+    return found
+
+
 def _as_compiled(tensor: torch.Tensor, told: Mapping[str, Any]) -> torch.Tensor:
     """The same values where and as kernels read them."""
     if _kind(tensor) != _kind_of(told):
@@ -476,7 +487,7 @@ def _as_compiled(tensor: torch.Tensor, told: Mapping[str, Any]) -> torch.Tensor:
 def _result(
     told: Mapping[str, Any], by_name: Mapping[str, torch.Tensor], device: Any
 ) -> torch.Tensor:
-    (name, _, distance), dtype = told["at"], getattr(torch, told["dtype"])
+    (name, _, distance), dtype = told["at"], _dtype(told["dtype"])
     shape, strides = told["shape"], told["strides"]
     if name == "null":
         return torch.empty(shape, dtype=dtype, device=device)

@@ -1,7 +1,9 @@
-"""Kernels that `weft compile OP -o DIR` has compiled, loaded and launched without a compiler.
+"""A script's kernels that `weft compile FILE.py -o DIR` has compiled, launched without a compiler.
 
     kernels = load("DIR", "cuda:90")
-    kernels["all_gather.packets"].launch((4,), x=x, out=out, ..., world=world.arg)
+    kernels["pull"].launch((4,), row=row, out=out, ..., world=world.arg)
+
+What operators and programs queue is in artefacts: see artefact.py.
 
 The plan says of each kernel what Triton decided: its function's name, threads, shared memory, and
 which arguments it takes in which order. Arguments are given by name, those that were constants are

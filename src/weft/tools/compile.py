@@ -109,7 +109,7 @@ def compile_calls(
              **sizes_of(shape, known)}  # fmt: skip
     built = artefact.build(
         card, sizes, num_ranks=topology.num_ranks, targets=targets,
-        dtype=op_dtype(card, dtype, card.dtypes[0]).name,
+        dtype=op_dtype(card, "" if dtype == kernels.DEFAULT_DTYPE else dtype).name,
     )  # fmt: skip
     built.write(output)
     complaints = [str(finding) for one in built.kernels
