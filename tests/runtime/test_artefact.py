@@ -399,12 +399,17 @@ def test_shards_that_differ_ask_for_m(tmp_path, machine):
         if world.rank:
             a = a[:31]
         whole.append(compiled(b=b, a=a, m=63, world=world))
-        # Rows elsewhere than one behind the other, and at no multiple of 16 bytes.
+        # Rows elsewhere than one behind the other; and at no multiple of 16 bytes.
         apart = torch.zeros(len(a), K + 1, dtype=torch.bfloat16)[:, 1:]
-        whole.append(compiled(apart, b, m=63, world=world))
+        shifted = torch.zeros(len(a) * K + 1, dtype=torch.bfloat16)[1:].view(len(a), K)
+        for one in (apart, shifted):
+            world.backend.log.clear()
+            whole.append(compiled(one, b, m=63, world=world))
+            words = [word for step in world.backend.log for word in step[1].words]
+            assert one.data_ptr().to_bytes(8, "little") not in words
         return [len(one) for one in whole]
 
-    assert on_ranks(main) == [[64, 63, 63]] * 2
+    assert on_ranks(main) == [[64, 63, 63, 63]] * 2
 
 
 def test_two_builds_are_equal_bit_by_bit(tmp_path):
