@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +61,14 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     if found != said:
         raise damaged(path, f"its contents have the sha256 {found}, but it says {said}")
     return manifest
+
+
+def entries(manifest: Mapping[str, Any]) -> Iterator[Mapping[str, str]]:
+    """Of each file, what it is called and its sha256."""
+    for target in manifest["targets"].values():
+        yield from target["kernels"].values()
+        yield from target["calls"]
+    yield from manifest["constants"]
 
 
 def read_file(folder: Path, entry: Mapping[str, str]) -> bytes:

@@ -62,11 +62,19 @@ class Built:
     calls: int = 0
 
     def write(self, folder: str | Path) -> None:
-        """Into a folder, the manifest last: what is interrupted leaves no artefact."""
-        for name, content in sorted(
-            self.files.items(), key=lambda one: one[0] == artefacts.MANIFEST
-        ):
-            path = Path(folder) / name
+        """Into a folder, the manifest last: what is interrupted leaves no artefact. Files of one
+        that was there before go."""
+        there = Path(folder)
+        try:
+            before = [one["file"] for one in artefacts.entries(artefacts.read_manifest(there))]
+        except UsageError:
+            before = []
+        (there / artefacts.MANIFEST).unlink(missing_ok=True)
+        for name in set(before) - self.files.keys():
+            (there / name).unlink(missing_ok=True)
+        by_name = sorted(self.files.items(), key=lambda one: one[0] == artefacts.MANIFEST)
+        for name, content in by_name:
+            path = there / name
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(content)
 

@@ -72,19 +72,14 @@ class Artefact:
             )
         # All files, whichever rank and target this is: what is damaged is found when it is loaded.
         self._files = {
-            entry["file"]: artefacts.read_file(folder, entry) for entry in self._entries()
+            entry["file"]: artefacts.read_file(folder, entry)
+            for entry in artefacts.entries(self.manifest)
         }
         self._of_worlds: WeakKeyDictionary[World, _OnWorld] = WeakKeyDictionary()
 
     def __repr__(self) -> str:
         targets = ", ".join(self.manifest["targets"])
         return f"Artefact({self.op!r}, {self.num_ranks} ranks, {self.sizes}, for {targets})"
-
-    def _entries(self) -> Iterator[Mapping[str, str]]:
-        for target in self.manifest["targets"].values():
-            yield from target["kernels"].values()
-            yield from target["calls"]
-        yield from self.manifest["constants"]
 
     @property
     def sizes(self) -> str:
