@@ -5,11 +5,13 @@ from __future__ import annotations
 import ctypes
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import fake_machine
@@ -273,6 +275,45 @@ def same_descriptor(value: Any, take: Any, library: Any, target: str) -> None:
     same_address(value.base, address)
     assert tuple(take(ctypes.c_int32) for _ in shape) == shape
     assert tuple(take(ctypes.c_int64) for _ in strides) == strides
+
+
+def taken_by(assembly: dict[str, Any]) -> list[int]:
+    """Bytes of each argument, as the entry of PTX or the notes of AMDGCN say; hidden ones are the
+    runtime's."""
+    if "amdgcn" in assembly:
+        told = re.search(r"\.args:\n(.*?)\n    \.group_segment", assembly["amdgcn"], re.S)[1]
+        args = [dict(re.findall(r"\.(\w+):\s+(\w+)", one)) for one in told.split("- ")[1:]]
+        return [int(one["size"]) for one in args if not one["value_kind"].startswith("hidden")]
+    entry = re.search(r"\.entry [\w$]+\((.*?)\)\n", assembly["ptx"], re.S)[1]
+    arrays = re.compile(r"\.b8 \w+\[(\d+)\]")
+    return [
+        int(found[1]) if (found := arrays.search(one)) else int(re.search(r"\w(\d+)", one)[1]) // 8
+        for one in entry.split(".param ")[1:]
+    ]
+
+
+@pytest.mark.parametrize("case", ["summed by SMs", "gathered by packets", "reduced",
+                                  "a program by engines", "gathered on AMD"])  # fmt: skip
+def test_what_is_packed_is_what_the_assembly_takes(case):
+    """As many words, each as wide: tensor maps whole, Triton's scratch memory last."""
+    made = built(case)
+    target = json.loads(made.files[artefacts.MANIFEST])["targets"][target_of(case)]
+    kernels, compared = {one.id: one for one in made.kernels}, set()
+    for table in json.loads(made.files[target["calls"][0]["file"]]):
+        for kind, _, *step in columns.at(table["call"], 0)["steps"]:
+            if kind == "launch":
+                name, grid, words = step
+                kernel = SimpleNamespace(
+                    binary=None, descriptors=target["kernels"][name]["descriptors"]
+                )
+                driver: Any = SimpleNamespace(function=lambda *args: 1)
+                one = runtime.Launch(driver, kernel, grid, words, lambda at: (0, 0), 0)
+                sizes = [ctypes.sizeof(word) for word in one._packed]
+                for number, *_ in one._maps:
+                    sizes[number] = 128
+                assert sizes == taken_by(kernels[name].compiled.asm)
+                compared.add(name)
+    assert compared == kernels.keys()
 
 
 # ---------------------------------------------------------------------------------------------
