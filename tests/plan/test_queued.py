@@ -57,6 +57,9 @@ def test_a_rank_without_rows_is_written_down():
 def test_what_libraries_would_do_is_refused_and_done_by_kernels():
     with pytest.raises(LibraryCallError, match="runs torch's aten.mm.out, and an artefact holds"):
         written("gemm_rs", m=64, n=512, k=512)
+    for op in ("ag_gemm", "all_gather"):
+        with pytest.raises(LibraryCallError, match="runs collectives of torch.distributed"):
+            written(op, card(op).config(transport="nccl"), m=64)
     problem, kernels = problem_of("gemm_rs", m=64, n=512, k=512), Kernels()
     made = artefact._on_all_ranks(
         artefact.Built(), card("gemm_rs"), problem, HOPPER, None, False, kernels

@@ -41,6 +41,8 @@ LOOKS = (_aten.detach, _aten.alias, _aten.lift_fresh)
 # A place, the rank whose part of it is meant (-1: one's own), bytes behind its begin.
 Address = tuple[str, int, int]
 NULL: Address = ("null", -1, 0)
+# What is reserved for other calls.
+UNUSED = "unused"
 
 
 class LibraryCallError(UnsupportedError):
@@ -77,6 +79,16 @@ def _addresses(nbytes: int) -> tuple[mmap.mmap, int]:
     return held, np.frombuffer(held, dtype=np.uint8, count=1).ctypes.data
 
 
+class _Backend(SimpleNamespace):
+    @property
+    def group(self) -> Any:
+        """What calls of torch.distributed are made with."""
+        raise LibraryCallError(
+            "the call runs collectives of torch.distributed, and an artefact holds weft's kernels "
+            "alone; name a configuration that is fused"
+        )
+
+
 class _Stream(AbstractContextManager[Any]):
     def __init__(self, world: WrittenWorld, name: str) -> None:
         self.world, self.name = world, name
@@ -102,6 +114,7 @@ class WrittenWorld(DescribedWorld):
         take: Callable[[LeftOut], int],
     ) -> None:  # fmt: skip
         super().__init__(num_ranks, target, is_recorded=is_recorded)
+        self.backend = _Backend(**vars(self.backend))
         self.rank, self._take = rank, take
         self.steps: list[list[Any]] = []
         self.entered = [_Stream(self, "main")]
@@ -172,25 +185,23 @@ class WrittenWorld(DescribedWorld):
             if owner != self.rank:
                 address, peer = address + (self.rank - owner) * SPAN, owner
         number = bisect_right(self._begins, address) - 1
-        if number >= 0:
-            begin, size, name = self._places[number]
-            if address + nbytes <= begin + max(size, 1) or (address == begin and not nbytes):
-                if name.startswith("made:"):
-                    self.made.setdefault(name, size)
-                elif name.startswith("constant:") and name not in self.used:
-                    self.used.append(name)
-                return name, peer, address - begin
-        raise UnsupportedError(
-            f"a call uses memory at {address:#x} that is neither its tensors' nor the world's: it "
-            "cannot be written to an artefact"
-        )
+        begin, size, name = self._places[number] if number >= 0 else (0, 0, UNUSED)
+        if name.startswith(UNUSED) or address + nbytes > begin + size:
+            raise UnsupportedError(
+                f"a call uses memory at {address:#x} that is neither its tensors' nor the world's: "
+                "it cannot be written to an artefact"
+            )
+        if name.startswith("made:"):
+            self.made.setdefault(name, size)
+        elif name.startswith("constant:") and name not in self.used:
+            self.used.append(name)
+        return name, peer, address - begin
 
     def workspace(
         self, key: str, buffers: Any = None, signals: Any = None, *, num_slots: int | None = None,
         shared: Any = None, axes: Any = None,
     ) -> Any:  # fmt: skip
-        asked = {"buffers": buffers or {}, "signals": signals or {}}
-        asked["shared"] = None if shared is None else shared
+        asked = {"buffers": buffers or {}, "signals": signals or {}, "shared": shared}
         index = len(self.slots)
         plain = {name: parts and {part: [_extent(size), str(dtype).removeprefix("torch.")]
                                   for part, (size, dtype) in parts.items()}
@@ -214,7 +225,7 @@ class WrittenWorld(DescribedWorld):
 
     def _unused(self, key: str, buffers: Any, signals: Any, **named: Any) -> Any:
         parts = {**(buffers or {}), **(signals or {}), **(named.get("shared") or {})}
-        return self._slot("unused", parts)
+        return self._slot(UNUSED, parts)
 
     def scratch(self, key: str, nbytes: int) -> torch.Tensor:
         found = self._scratch.get(key)
