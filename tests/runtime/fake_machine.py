@@ -250,6 +250,8 @@ def run_ranks(
             )
         except Exception as error:
             results[rank] = error
+        except BaseException as error:  # pytest's own, of what did not raise
+            results[rank] = AssertionError(str(error))
 
     threads = [threading.Thread(target=body, args=(rank,)) for rank in range(num_ranks)]
     for thread in threads:

@@ -205,10 +205,12 @@ class _OnWorld:
         as_recorded = world.is_recording() or is_asked
         try:
             kinds = tuple(map(_kind, tensors))
+            where = tuple((one.device, one.requires_grad) for one in tensors)
         except AttributeError:
             self._check(tensors, world)  # something that is no tensor
             raise
-        key = (self.artefact.manifest["sha256"], kinds, tuple(sorted(sizes.items())))
+        grads = torch.is_grad_enabled()
+        key = (self.artefact.manifest["sha256"], kinds, where, grads, *sorted(sizes.items()))
         call = world.calls.get((as_recorded, *key))
         if call is None:
             self._check(tensors, world)
