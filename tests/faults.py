@@ -120,6 +120,7 @@ COST = (
 )
 ENGINES = "compiler/test_engines.py::"
 MEMORY = "compiler/test_allocate.py::"
+ARTEFACT = "runtime/test_artefact.py::"
 REPLAYS = "runtime/test_replays.py::"
 LISTS = "runtime/test_command_list.py::test_a_list_queues_what_a_call_queues"
 WORLD = "runtime/test_world.py::"
@@ -370,6 +371,25 @@ FAULTS = [
           "divisible_by_16 and value % 8:",
           "8 bytes do where 16 were compiled for",
           "runtime/test_compiled_ahead.py::test_what_does_not_fit_is_refused"),
+    Fault("runtime/artefact.py", "distance + (0 if peer < 0 else self._distances[peer])",
+          "distance", "what goes to a peer stays here",
+          f"{ARTEFACT}test_it_queues_what_the_call_queues[gathered by engines-eager]"),
+    Fault("runtime/artefact.py", "tensor.clone() if tensor.data_ptr() % ALIGN else tensor",
+          "tensor",
+          "tensors at odd addresses go to kernels of aligned ones",
+          f"{ARTEFACT}test_shards_that_differ_ask_for_m"),
+    Fault("runtime/backends/modules.py", "*reversed(descriptor.shape)", "*descriptor.shape",
+          "tensor maps have rows for columns",
+          f"{ARTEFACT}test_it_queues_what_the_call_queues[summed by SMs-eager]"),
+    Fault("base/columns.py", "return value + step * (i - begin)", "return value",
+          "all sizes of a run have the first one's numbers",
+          f"{ARTEFACT}test_what_is_merged_comes_out_as_it_was"),
+    Fault("base/artefacts.py", '(found := digest(content)) != entry["sha256"]',
+          '(found := digest(content)) != found', "kernels that were changed are launched",
+          f"{ARTEFACT}test_every_file_is_checked"),
+    Fault("plan/queued.py", 'self.steps.append(["token"', 'print(["token"',
+          "engines do not wait for tiles",
+          f"{ARTEFACT}test_it_queues_what_the_call_queues[summed by engines-eager]"),
     Fault("runtime/replays.py", "if len(seen) > SEEN_OF_EACH * self._of_all.most:", "if False:",
           "keys are remembered for ever",
           f"{REPLAYS}test_keys_that_never_come_again_are_forgotten"),

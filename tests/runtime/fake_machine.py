@@ -9,6 +9,7 @@ import threading
 import weakref
 from collections.abc import Callable, Sequence
 from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -161,6 +162,71 @@ class FakeBackend:
         self.closed = True
 
 
+# Streams' numbers, by name.
+HANDLES = {"main": 7}
+
+
+class WrittenStream:
+    """What is queued while it is entered is its."""
+
+    def __init__(self, backend: WritingBackend, name: str) -> None:
+        self.backend, self.name = backend, name
+        self.handle = HANDLES.setdefault(name, 7 + len(HANDLES))
+
+    def wait(self, other: WrittenStream) -> None:
+        self.backend.log.append(("wait", self.handle, other.handle))
+
+    def __enter__(self) -> WrittenStream:
+        self.backend.entered.append(self)
+        return self
+
+    def __exit__(self, *failure: Any) -> None:
+        self.backend.entered.pop()
+
+
+class WritingBackend(FakeBackend):
+    """A GPU's, which writes down what is queued, by whichever way, and does nothing."""
+
+    target = parse_target("cuda:90")
+
+    def __init__(self, *args: Any, **named: Any) -> None:
+        super().__init__(*args, **named)
+        self.log: list[tuple] = []
+        self.streams: dict[str, WrittenStream] = {}
+        self.entered: list[Any] = [self.stream("main")]
+        self.by_address: Any = SimpleNamespace(
+            handle=lambda stream: stream.handle,
+            copy=lambda dst, src, nbytes, stream: self.log.append(
+                ("copy", dst, src, nbytes, stream)
+            ),
+            take_token=lambda word, stream: self.log.append(("token", word, stream)),
+        )
+
+    def stream(self, name: str) -> WrittenStream:
+        return self.streams.setdefault(name, WrittenStream(self, name))
+
+    def current_stream(self) -> Any:
+        return self.entered[-1]
+
+    def copy(self, dst: torch.Tensor, src: torch.Tensor) -> None:
+        place = dst.data_ptr(), src.data_ptr(), src.nbytes
+        self.log.append(("copy", *place, self.current_stream().handle))
+
+    copy_word = copy
+
+    def take_token(self, word: torch.Tensor) -> None:
+        self.log.append(("token", word.data_ptr(), self.current_stream().handle))
+
+
+def by_stream(log: list[tuple]) -> dict[int, list[tuple]]:
+    """In the order of each stream; of two streams only what they wait for says one."""
+    found: dict[int, list[tuple]] = {}
+    for kind, *what in log:
+        stream = what[0] if kind == "wait" else what[-1]
+        found.setdefault(stream, []).append((kind, *what))
+    return found
+
+
 def run_ranks(
     main: Callable[[World], Any],
     num_ranks: int = 2,
@@ -169,6 +235,7 @@ def run_ranks(
     abort_address: int = 0,
     heap_bytes: int = 1 << 20,
     heap_limit: int = 0,
+    kind: type[FakeBackend] = FakeBackend,
 ) -> list[Any]:
     """`main(world)` on every rank's thread; what each returned, or the error it raised."""
     meeting = Meeting(num_ranks, nodes)
@@ -176,13 +243,15 @@ def run_ranks(
 
     def body(rank: int) -> None:
         try:
-            backend = FakeBackend(meeting, rank, abort_address=abort_address)
+            backend = kind(meeting, rank, abort_address=abort_address)
             settings = Settings.from_environment(heap_bytes=heap_bytes, heap_limit=heap_limit)
             results[rank] = main(
                 World("test", backend, settings, scope=("fake", id(meeting), rank))
             )
         except Exception as error:
             results[rank] = error
+        except BaseException as error:  # pytest's own, of what did not raise
+            results[rank] = AssertionError(str(error))
 
     threads = [threading.Thread(target=body, args=(rank,)) for rank in range(num_ranks)]
     for thread in threads:

@@ -10,9 +10,9 @@ from typing import Any
 import fake_machine
 import pytest
 import torch
+from fake_machine import by_stream
 
 import weft.ops as ops
-from weft.base.target import parse_target
 from weft.compiler import (
     Settings,
     Shard,
@@ -29,60 +29,10 @@ from weft.plan import command_list
 from weft.plan.memory import Memory
 
 N, K = 512, 256
-# Streams' numbers, and their names.
-HANDLES = {"main": 7}
 
 
-class Stream:
-    """What is queued while it is entered is its."""
-
-    def __init__(self, backend: Machine, name: str) -> None:
-        self.backend, self.name = backend, name
-        self.handle = HANDLES.setdefault(name, 7 + len(HANDLES))
-
-    def wait(self, other: Stream) -> None:
-        self.backend.log.append(("wait", self.handle, other.handle))
-
-    def __enter__(self) -> Stream:
-        self.backend.entered.append(self)
-        return self
-
-    def __exit__(self, *failure: Any) -> None:
-        self.backend.entered.pop()
-
-
-class Machine(fake_machine.FakeBackend):
-    """Writes down what is queued, by whichever way."""
-
-    target = parse_target("cuda:90")
-
-    def __init__(self, *args: Any, **named: Any) -> None:
-        super().__init__(*args, **named)
-        self.log: list[tuple] = []
-        self.streams: dict[str, Stream] = {}
-        self.entered = [self.stream("main")]
-        self.by_address = SimpleNamespace(
-            handle=lambda stream: stream.handle,
-            copy=lambda dst, src, nbytes, stream: self.log.append(
-                ("copy", dst, src, nbytes, stream)
-            ),
-            take_token=lambda word, stream: self.log.append(("token", word, stream)),
-        )
-
-    def stream(self, name: str) -> Stream:
-        return self.streams.setdefault(name, Stream(self, name))
-
-    def current_stream(self) -> Stream:
-        return self.entered[-1]
-
-    def copy(self, dst: torch.Tensor, src: torch.Tensor) -> None:
-        place = dst.data_ptr(), src.data_ptr(), src.nbytes
-        self.log.append(("copy", *place, self.current_stream().handle))
-
-    copy_word = copy
-
-    def take_token(self, word: torch.Tensor) -> None:
-        self.log.append(("token", word.data_ptr(), self.current_stream().handle))
+class Machine(fake_machine.WritingBackend):
+    """Launches too, by whichever way."""
 
     def load(self, kernel: Any, arguments: Any, options: Any) -> Any:
         return kernel, options
@@ -149,7 +99,6 @@ def machine(monkeypatch):
         return bound_launch(kernel, grid, args, find)
 
     bound_launch = triton_api.bound_launch
-    monkeypatch.setattr(fake_machine, "FakeBackend", Machine)
     monkeypatch.setattr(launching, "_launcher_of", launcher_of)
     monkeypatch.setattr(launching, "_descriptor_of", described)
     monkeypatch.setattr(triton_api.JITFunction, "run", run)
@@ -192,7 +141,7 @@ def results_of(main: Any, num_ranks: int) -> list[Any]:
         NOW.machine = world.backend
         return main(world, world.backend)
 
-    found = fake_machine.run_ranks(on_machine, num_ranks, heap_bytes=1 << 26)
+    found = fake_machine.run_ranks(on_machine, num_ranks, heap_bytes=1 << 26, kind=Machine)
     for one in found:
         if isinstance(one, Exception):
             raise one
@@ -261,15 +210,6 @@ def test_a_programs_calls_are_queued_by_a_list_too(engine, monkeypatch):
         assert sum(one[0] == "launch" for one in plainly[0]) >= 2
         for one, other in zip(listed, plainly, strict=True):
             assert by_stream(one) == by_stream(other)
-
-
-def by_stream(log: list[tuple]) -> dict[int, list[tuple]]:
-    """In the order of each stream; of two streams only what they wait for says one."""
-    found: dict[int, list[tuple]] = {}
-    for kind, *what in log:
-        stream = what[0] if kind == "wait" else what[-1]
-        found.setdefault(stream, []).append((kind, *what))
-    return found
 
 
 def test_tensors_that_overlap_are_queued_without_a_list():

@@ -22,6 +22,21 @@ from weft.tools.compile import write
 from weft.tools.main import main
 
 HOPPER = "cuda:90"
+SCRIPT = """
+import torch, triton, triton.language as tl, weft
+import weft.language as wl
+
+@triton.jit
+def pull(world, row, out, n, scale, size: tl.constexpr):
+    at = tl.arange(0, size)
+    peer = (wl.rank(world) + 1) % wl.num_ranks(world)
+    tl.store(out + at, scale * tl.load(wl.at(world, row + at, peer), mask=at < n))
+
+world = weft.init()
+row, out = world.zeros((64,), torch.float32), torch.zeros(64, device=world.device)
+world.barrier()
+pull[(1,)](world.arg, row, out, 7, 2.0, size=64)
+"""
 
 
 def kernel(signature, constants=None, divisible=()) -> CompiledKernel:
@@ -31,8 +46,11 @@ def kernel(signature, constants=None, divisible=()) -> CompiledKernel:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory) -> Path:
+    """Of a script's kernel, which takes a world, numbers and constants."""
     path = tmp_path_factory.mktemp("plan")
-    words = f"compile all_gather --target {HOPPER} --shape m=64,n=64 -o {path} --json"
+    script = path / "pulls.py"
+    script.write_text(SCRIPT)
+    words = f"compile {script} --ranks 2 --target {HOPPER} -o {path} --json"
     assert main(words.split()) == 0
     return path
 

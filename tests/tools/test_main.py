@@ -271,9 +271,12 @@ def test_compile_lists_binaries_for_all_targets(tmp_path: Path, capsys):
     for kernel in values["kernels"]:
         assert set(kernel) == KERNEL_KEYS
         assert kernel["bytes"] > 0 and kernel["registers"] > 0
-    plan = json.loads((tmp_path / "plan.json").read_text())
-    for kernel in plan["kernels"]:
-        assert (tmp_path / kernel["binary"]).stat().st_size == kernel["bytes"]
+    manifest = json.loads((tmp_path / "artefact.json").read_text())
+    told = {(k["target"], k["name"]): k["bytes"] for k in values["kernels"]}
+    for target, one in manifest["targets"].items():
+        for name, kernel in one["kernels"].items():
+            assert (tmp_path / kernel["file"]).stat().st_size == told.pop((target, name))
+    assert not told
 
 
 @pytest.mark.parametrize("verb", [one.name for one in app.registered_commands])

@@ -12,6 +12,7 @@ import weft
 from weft.base.target import TARGETS
 from weft.compiler import libraries
 from weft.plan.program_cards import Config
+from weft.runtime import load
 from weft.tools.check import Work, check_on_gpus
 from weft.tools.main import main
 from weft.tools.programs import card_of, find_op
@@ -122,6 +123,16 @@ def test_a_program_is_verified(model, capsys):
 def test_a_program_is_compiled_ahead(model, capsys):
     assert main(["compile", f"{model}:mlp", "--target", "cuda:90", "--ranks", "2", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["kernels"]
+
+
+def test_a_programs_calls_are_compiled_into_an_artefact(model, tmp_path, capsys):
+    words = f"compile {model}:mlp --target cuda:90 --ranks 2 --shape m=8..9 --json -o".split()
+    assert main([*words, str(tmp_path)]) == 0
+    values, compiled = json.loads(capsys.readouterr().out), load(tmp_path)
+    assert values["ok"] and values["kernels"] and compiled.op.endswith(":mlp")
+    assert compiled.sizes == "m=8/9" and compiled.num_ranks == 2
+    assert main([*words, str(tmp_path), "--nodes", "2"]) == 2
+    assert "an artefact is for ranks of one node" in capsys.readouterr().err
 
 
 def test_work_travels_to_the_processes_of_ranks(model):

@@ -51,6 +51,7 @@ def test_an_operator_that_is_not_there_names_its_nearest():
 
 def test_targets():
     assert [t.name for t in parse_targets("cuda:sm_90a, hip:gfx942")] == ["cuda:90", "hip:gfx942"]
+    assert [t.name for t in parse_targets("sm_90a,gfx942")] == ["cuda:90", "hip:gfx942"]
     for wrong in ("", "cuda:42"):
         with pytest.raises(weft.UsageError):
             parse_targets(wrong)

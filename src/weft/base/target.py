@@ -47,11 +47,12 @@ TARGETS = {
 
 
 def parse_target(text: str) -> Target:
-    """The target named `text`: `emu`, `cuda:90`, `cuda:sm_90a`, `hip:gfx942`.
+    """The target named `text`: `emu`, `cuda:90`, `cuda:sm_90a`, `sm_90a`, `hip:gfx942`, `gfx942`.
 
     Raises  UsageError: a name outside the table
     """
-    name = text.strip().lower().replace("sm_", "")
+    name = text.strip().lower()
+    name = ({"sm_": "cuda:", "gfx": "hip:"}.get(name[:3], "") + name).replace("sm_", "")
     if name.startswith("cuda:"):
         name = name.rstrip("a")
     if name not in TARGETS:

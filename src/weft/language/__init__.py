@@ -19,26 +19,39 @@ from __future__ import annotations
 
 import difflib
 import importlib
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from weft.base.vocabulary import Order, Scope, SignalOp
-from weft.language.addressing import at, is_near, node, num_ranks, rank
-from weft.language.barriers import barrier, barrier_grid
-from weft.language.clock import timestamp
-from weft.language.one_sided import fence, get, put, put_signal
-from weft.language.ordered import atomic_add, atomic_cas, atomic_exchange, load, store
-from weft.language.packets import put_packets, wait_packets
-from weft.language.signals import complete_stores, notify, notify_all, test, wait
-from weft.language.slots import slot_close, slot_epoch, slot_finish, slot_wait_free
-from weft.language.tickets import next_task
 from weft.language.world_arg import SlotArg, WorldArg, language_version
 
-# Implementations join themselves to their declarations: importing them is all it takes.
-for _file in (
-    *("cuda.signals", "cuda.packets", "cuda.one_sided", "hip", "emu"),
-    *("portable.addressing", "portable.signals", "portable.ordered", "portable.one_sided"),
-):
-    importlib.import_module(f"{__name__}.{_file}")
+
+def _has_triton() -> bool:
+    try:
+        import triton  # noqa: F401
+    except ImportError:
+        return False
+    return True
+
+
+# A process whose calls come from an artefact (weft.runtime.load) may be without Triton: it has the
+# layouts of this room, and no primitives.
+if TYPE_CHECKING or _has_triton():
+    from weft.language.addressing import at, is_near, node, num_ranks, rank
+    from weft.language.barriers import barrier, barrier_grid
+    from weft.language.clock import timestamp
+    from weft.language.one_sided import fence, get, put, put_signal
+    from weft.language.ordered import atomic_add, atomic_cas, atomic_exchange, load, store
+    from weft.language.packets import put_packets, wait_packets
+    from weft.language.signals import complete_stores, notify, notify_all, test, wait
+    from weft.language.slots import slot_close, slot_epoch, slot_finish, slot_wait_free
+    from weft.language.tickets import next_task
+
+    # Implementations join themselves to their declarations: importing them is all it takes.
+    for _file in (
+        *("cuda.signals", "cuda.packets", "cuda.one_sided", "hip", "emu"),
+        *("portable.addressing", "portable.signals", "portable.ordered", "portable.one_sided"),
+    ):
+        importlib.import_module(f"{__name__}.{_file}")
 
 __all__ = [
     "Order",
@@ -81,6 +94,8 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     """Names that there are not: kernels are full of them until they are right."""
+    if name in __all__:
+        raise AttributeError(f"wl.{name} needs Triton, which cannot be imported here")
     near = "" if name.startswith("_") else difflib.get_close_matches(name, __all__, n=1)
     hint = f"; did you mean wl.{near[0]}?" if near else ""
     raise AttributeError(f"weft.language has no {name!r}{hint}")

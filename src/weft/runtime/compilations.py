@@ -14,7 +14,6 @@ from typing import Any
 from weakref import ref
 
 from weft.base.errors import NotPreparedError
-from weft.language import triton_api
 
 _SIZE = re.compile(r"\b(\w+)=(\d+)\b")
 
@@ -47,8 +46,11 @@ def preparing() -> Iterator[None]:
         _here.is_preparing = False
 
 
-def _compiles(kernel: str) -> None:
-    """Raises  NotPreparedError: the world lets nothing be compiled any more"""
+def compiles(kernel: str) -> None:
+    """A launch is about to compile this kernel.
+
+    Raises  NotPreparedError: the world lets nothing be compiled any more
+    """
     call = _here.call or _last[0]
     world = None if call is None else call[0]()
     if call is None or world is None or _here.is_preparing:
@@ -73,6 +75,3 @@ def _not_prepared(world: Any, name: str, kernel: str) -> str:
         f"prepare {op} --shape {shape} --ranks {world.num_ranks} --target {world.target}`; name a "
         "range of m to serve all of it"
     )
-
-
-triton_api.when_compiled(_compiles)

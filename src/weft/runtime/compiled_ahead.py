@@ -1,7 +1,9 @@
-"""Kernels that `weft compile OP -o DIR` has compiled, loaded and launched without a compiler.
+"""A script's kernels that `weft compile FILE.py -o DIR` has compiled, launched without a compiler.
 
     kernels = load("DIR", "cuda:90")
-    kernels["all_gather.packets"].launch((4,), x=x, out=out, ..., world=world.arg)
+    kernels["pull"].launch((4,), row=row, out=out, ..., world=world.arg)
+
+What operators and programs queue is in artefacts: see artefact.py.
 
 The plan says of each kernel what Triton decided: its function's name, threads, shared memory, and
 which arguments it takes in which order. Arguments are given by name, those that were constants are
@@ -32,13 +34,8 @@ from typing import Any
 from weft.base.errors import DtypeError, ShapeError, UnsupportedError, UsageError
 from weft.base.records import PLAN_FORMAT, KernelRecord, plain, plan_digest
 from weft.base.whole_numbers import whole_number
+from weft.runtime.backends.modules import NUMBERS, SCRATCH, Binary, modules
 
-# Triton's words for what a kernel takes by value, and how wide they are.
-NUMBERS = {
-    "i1": ctypes.c_int8, "i8": ctypes.c_int8, "i16": ctypes.c_int16, "i32": ctypes.c_int32,
-    "i64": ctypes.c_int64, "u1": ctypes.c_uint8, "u8": ctypes.c_uint8, "u16": ctypes.c_uint16,
-    "u32": ctypes.c_uint32, "u64": ctypes.c_uint64, "fp32": ctypes.c_float, "fp64": ctypes.c_double,
-}  # fmt: skip
 # torch's names of the elements that a pointer's word names; addresses alone have no dtype.
 ELEMENTS = {
     "fp16": "float16", "bf16": "bfloat16", "fp32": "float32", "fp64": "float64", "i1": "bool",
@@ -49,8 +46,6 @@ ADDRESS = "u64"
 LARGEST_FP32 = (2 - 2**-23) * 2.0**127
 # How many programs a launch may have along each axis.
 MOST_PROGRAMS = (2**31 - 1, 2**16 - 1, 2**16 - 1)
-# Behind all others a kernel takes two addresses of Triton's own scratch memory.
-SCRATCH = (ctypes.c_uint64, ctypes.c_uint64)
 
 
 @dataclass(frozen=True)
@@ -124,7 +119,7 @@ class CompiledKernel:
                     f"{self.name}: {one.name} is {value}, but was compiled as divisible by 16"
                 )
             packed.append(NUMBERS.get(one.kind, ctypes.c_uint64)(value))
-        return packed + [kind(0) for kind in SCRATCH]
+        return packed + [ctypes.c_uint64(0) for _ in range(SCRATCH)]
 
     def _value(self, parameter: Parameter, arguments: Mapping[str, Any], device: Any) -> Any:
         first, *rest = parameter.path
@@ -163,14 +158,14 @@ class CompiledKernel:
         """
         import torch
 
-        from weft.runtime.backends.cuda_modules import Binary, launch
-
-        shape = self.programs(grid)
+        shape, driver = self.programs(grid), modules("cuda")
+        handle = torch.cuda.current_stream().cuda_stream if stream is None else stream
         device = torch.device("cuda", torch.cuda.current_device())
-        binary = Binary(
-            self.code, self.function, self.num_warps, self.shared_bytes, self.cooperative
-        )
-        launch(binary, shape, self.pack(arguments, device), stream)
+        packed = self.pack(arguments, device)
+        places = (ctypes.c_void_p * len(packed))(*(ctypes.addressof(one) for one in packed))
+        threads = 32 * self.num_warps
+        binary = Binary(self.code, self.function, threads, self.shared_bytes, self.cooperative)
+        driver.launch(binary, driver.function(binary, device), shape, places, handle)
 
     def programs(self, grid: Sequence[int]) -> tuple[int, int, int]:
         """A grid along three axes.

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import cached_property
 from typing import Any
 
 import torch
-import triton.language as tl
 
 from weft.base.elements import Axes, Element
 from weft.base.errors import (
@@ -97,11 +97,17 @@ class SymmetricMemory:
         version = language_version() if backend.far is None else backend.far.version
         if self.trace is not None:
             version = traced_version(version)
-        self.arg: WorldArg = WorldArg(
-            self.table, tl.constexpr(self.num_ranks), tl.constexpr(version)
-        )
+        self._version = version
         self._log = CallLog(name, self.rank, backend.call_logs())
         self.orders: list[StreamOrder] = []
+
+    @cached_property
+    def arg(self) -> WorldArg:
+        """What kernels take. It is Triton's, so a world whose calls come from an artefact has
+        none."""
+        from weft.runtime import kernels
+
+        return kernels.world_arg(self.table, self.num_ranks, self._version)
 
     # ---- symmetric memory
 

@@ -20,7 +20,7 @@ from weft.base.errors import CallOrderError, UsageError
 from weft.base.settings import Settings
 from weft.base.whole_numbers import whole_number
 from weft.language import world_layout as layout
-from weft.runtime import compilations, kernels, registry
+from weft.runtime import compilations, registry
 from weft.runtime.backend import Backend, Recording
 from weft.runtime.calls import Calls
 from weft.runtime.heap import Wanted
@@ -220,6 +220,8 @@ class World(SymmetricMemory):
             raise UsageError(
                 f"barrier: channel {channel} is outside 0 .. {layout.NUM_CHANNELS - 1}"
             )
+        from weft.runtime import kernels
+
         self._check_usable("barrier")
         if channel not in self._barrier_orders:
             self._barrier_orders[channel] = self.stream_order()

@@ -72,13 +72,19 @@ def build(fn: Any, record: KernelRecord, target: Target) -> Binary:
     """
     from weft.language.triton_api import compile_kernel
 
-    compiled = compile_kernel(fn, record, target)
+    return binary_of(compile_kernel(fn, record, target), record.name, target, record)
+
+
+def binary_of(
+    compiled: Any, name: str, target: Target, record: KernelRecord | None = None
+) -> Binary:
+    """The binary of a kernel that Triton has compiled for `target`."""
     kind, assembly_kind = FORMATS[target.backend]
     code = compiled.asm[kind]
     code = code if isinstance(code, bytes) else str(code).encode()
     assembly = str(compiled.asm[assembly_kind])
     return Binary(
-        name=record.name,
+        name=name,
         target=target.name,
         format=kind,
         bytes=len(code),

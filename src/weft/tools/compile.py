@@ -16,9 +16,11 @@ from weft.base.records import PLAN_FORMAT, plan_digest
 from weft.base.target import Target
 from weft.manycore.record import is_manycore
 from weft.tools import console, kernels, options
-from weft.tools.binaries import Binary, build
+from weft.tools.binaries import Binary, binary_of, build
 from weft.tools.kernels import Kernels, Specialised
-from weft.tools.words import parse_targets
+from weft.tools.prepare import sizes_of
+from weft.tools.programs import find_op
+from weft.tools.words import op_dtype, parse_targets, parse_topology
 
 
 def compile_kernels(
@@ -32,7 +34,11 @@ def compile_kernels(
     output: Annotated[
         str,
         options.option(
-            "FOLDER", "write the binaries and a plan of their launches here", "-o", "--output"
+            "FOLDER",
+            "write here: of an operator or a program an artefact, which runs its calls without "
+            "a compiler; of other kernels the binaries and a plan of their launches",
+            "-o",
+            "--output",
         ),
     ] = "",
     json: options.AsJson = False,
@@ -42,6 +48,9 @@ def compile_kernels(
     An operator's; those that a script launches when it is run on emulated ranks; those of a tensor
     program. The check reads TTGIR and assembly: no wait is lost, no load that a wait guards is
     above it.
+
+    With -o, of an operator or a program: those of all calls of the sizes, of which several may be
+    named (--shape m=1..4096,n=7168,k=4096), and what each call queues.
     """
     if output:
         make_folder(output)
@@ -50,6 +59,8 @@ def compile_kernels(
 
         return many_cores.compile_to(subject, ranks, nodes, shape, "", target, output, json)
     targets = parse_targets(target)
+    if output and kernels.is_called(subject):
+        return compile_calls(subject, targets, ranks, nodes, shape, dtype, output, json)
     found = kernels.find_kernels(context, subject, ranks, nodes, shape, dtype)
     binaries, complaints = [], []
     with console.bar("compiling", len(targets)) as bar:
@@ -60,6 +71,14 @@ def compile_kernels(
             bar.advance()
     if output:
         write(binaries, output, subject)
+    for note in found.notes:
+        console.notes().print(f"note: {note}", markup=False)
+    return tell(subject, binaries, complaints, output, json)
+
+
+def tell(
+    subject: str, binaries: Sequence[Binary], complaints: Sequence[str], output: str, json: bool
+) -> int:
     values = {
         "op": subject,
         "kernels": [binary.to_json() for binary in binaries],
@@ -67,10 +86,36 @@ def compile_kernels(
     }
     if complaints:
         values["findings"] = complaints
-    for note in found.notes:
-        console.notes().print(f"note: {note}", markup=False)
     console.print_json(values) if json else show(values, output)
     return console.FINE if values["ok"] else console.PROBLEM
+
+
+def compile_calls(
+    subject: str, targets: Sequence[Target], ranks: int | None, nodes: str, shape: str, dtype: str,
+    output: str, json: bool,
+) -> int:  # fmt: skip
+    """An operator's or a program's calls, as an artefact in a folder.
+
+    Raises  UsageError: several nodes, or sizes that are missing or unknown
+    """
+    from weft.plan import artefact
+    from weft.verify.compiled import compiled
+
+    card, topology = find_op(subject), parse_topology(ranks, nodes)
+    if len(topology.sizes) > 1:
+        raise UsageError(f"--nodes {nodes}: an artefact is for ranks of one node")
+    known = card.default_shape
+    sizes = {**{name: known[name] for name in ("m", "n", "k") if name in known},
+             **sizes_of(shape, known)}  # fmt: skip
+    built = artefact.build(
+        card, sizes, num_ranks=topology.num_ranks, targets=targets,
+        dtype=op_dtype(card, "" if dtype == kernels.DEFAULT_DTYPE else dtype).name,
+    )  # fmt: skip
+    built.write(output)
+    complaints = [str(finding) for one in built.kernels
+                  for finding in compiled(one.compiled, one.target).findings]  # fmt: skip
+    binaries = [binary_of(one.compiled, one.id, one.target) for one in built.kernels]
+    return tell(subject, binaries, complaints, output, json)
 
 
 def compile_for(found: Kernels, target: Target) -> tuple[list[Binary], list[str]]:

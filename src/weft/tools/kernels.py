@@ -61,6 +61,15 @@ def parts_of(words: str) -> tuple[str, str]:
     return file, name
 
 
+def is_called(subject: str) -> bool:
+    """Is it an operator or a program, whose calls are weft's to make? Other words are scripts and
+    kernels."""
+    if not is_file(subject):
+        return True
+    file, name = parts_of(subject)
+    return name in defined_in(file)[1]
+
+
 def find_kernels(
     context: typer.Context, subject: str, ranks: int | None, nodes: str, shape: str, dtype: str,
     seed: int = 0, num_sms: int = 132,

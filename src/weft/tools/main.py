@@ -86,7 +86,8 @@ EXAMPLES = {
         "weft check neighbour.py:read_neighbour --target cuda:90 -- --steps 3",
     ),
     "compile": (
-        "weft compile ag_gemm --target cuda:90,hip:gfx942 -o build",
+        "weft compile ag_gemm --target cuda:90,hip:gfx942",
+        "weft compile ag_gemm --shape m=1..4096,n=7168,k=4096 --target cuda:90 -o build",
         "weft compile neighbour.py --ranks 4 --target cuda:90 -o build",
         "weft compile examples/13_program.py:mlp --target cuda:90",
     ),

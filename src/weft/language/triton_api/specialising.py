@@ -204,27 +204,47 @@ def recorded_launches(take: Callable[[Any, Callable[[], KernelRecord]], None]) -
 
 
 class LeftOut(NamedTuple):
-    """A launch that was left out: its kernel, arguments, and options of the compiler."""
+    """A launch that was left out: its kernel, arguments, options of the compiler, and grid."""
 
     fn: Any
     arguments: tuple
     options: Mapping[str, Any]
+    grid: Any = (1,)
 
     def record(self) -> KernelRecord:
-        return launch_record(*self)
+        return launch_record(self.fn, self.arguments, self.options)
+
+    def words(self) -> list[tuple[str, Any]]:
+        """What the kernel is handed, in order, tuples taken apart and constants left out: of each
+        Triton's word for its type, and the value."""
+        bound, specialised, _ = _binder_of(self.fn)(*self.arguments, **self.options)
+        kinds = zip(bound.values(), specialised, strict=True)
+        return [word for value, (kind, _) in kinds for word in _words(kind, value)]
+
+
+def _words(kind: Any, value: Any) -> Iterator[tuple[str, Any]]:
+    if isinstance(kind, tuple):
+        for inner, one in zip(kind, value, strict=True):
+            yield from _words(inner, one)
+    elif kind != "constexpr":
+        yield kind, value
 
 
 @contextmanager
-def described_launches() -> Iterator[list[LeftOut]]:
+def described_launches(
+    take: Callable[[LeftOut], None] | None = None,
+) -> Iterator[list[LeftOut]]:
     """What this thread launches in the brackets is described and not launched: each launch, in
-    order. Tensors may be on the device `meta`."""
+    order; `take` is called with each when it comes. Tensors may be on the device `meta`."""
     found: list[LeftOut] = []
     launch, thread = JITFunction.run, threading.get_ident()
 
     def described(fn: Any, *args: Any, grid: Any, warmup: bool, **options: Any) -> Any:
         if threading.get_ident() != thread:
             return launch(fn, *args, grid=grid, warmup=warmup, **options)
-        found.append(LeftOut(fn, args, options))
+        found.append(LeftOut(fn, args, options, grid))
+        if take is not None:
+            take(found[-1])
 
     JITFunction.run = described
     try:

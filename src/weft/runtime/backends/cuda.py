@@ -27,7 +27,6 @@ from weft.base.errors import CallOrderError, TimeoutError, UnsupportedError, Usa
 from weft.base.settings import Settings
 from weft.base.target import Target
 from weft.base.topology import Topology
-from weft.language import triton_api
 from weft.language import world_layout as layout
 from weft.language.wait_report import WaitReport, read_reports
 from weft.runtime.backend import (
@@ -275,6 +274,8 @@ class CudaBackend:
     # ---- launches, streams and copies
 
     def load(self, kernel: Any, arguments: Sequence[Any], options: dict[str, Any]) -> Any:
+        from weft.language import triton_api
+
         return triton_api.load_kernel(kernel, *arguments, **options)
 
     def current_stream(self) -> Stream:
@@ -327,6 +328,8 @@ class CudaBackend:
         dst.copy_(src, non_blocking=True)
 
     def take_token(self, word: torch.Tensor) -> None:
+        from weft.language import triton_api
+
         if triton_api.launches_are_held():
             return  # the kernel that sets it is left out, and the stream would wait for ever
         self._check_captured()

@@ -8,6 +8,7 @@ Source  CUDA driver API: cuMemcpy2DAsync, cuStreamBatchMemOp, cuPointerGetAttrib
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -134,17 +135,19 @@ class Driver:
 
     def copy_2d(self, dst: torch.Tensor, src: torch.Tensor, stream: int) -> None:
         """Both are 2-D with unit inner stride."""
-        size = dst.element_size()
+        size, (rows, columns) = dst.element_size(), dst.shape
+        pitches = dst.stride(0) * size, src.stride(0) * size
+        self.copy_rows(dst.data_ptr(), src.data_ptr(), (rows, columns * size), pitches, stream)
+
+    def copy_rows(
+        self, dst: int, src: int, extent: Sequence[int], pitches: Sequence[int], stream: int
+    ) -> None:
+        """So many rows of so many bytes, `pitches` bytes apart at dst and at src."""
         rectangle = _Copy2D(
-            src_kind=MEMORY_UNIFIED,
-            src_device=src.data_ptr(),
-            src_pitch=src.stride(0) * size,
-            dst_kind=MEMORY_UNIFIED,
-            dst_device=dst.data_ptr(),
-            dst_pitch=dst.stride(0) * size,
-            width_bytes=dst.shape[1] * size,
-            height=dst.shape[0],
-        )
+            src_kind=MEMORY_UNIFIED, src_device=src, src_pitch=pitches[1],
+            dst_kind=MEMORY_UNIFIED, dst_device=dst, dst_pitch=pitches[0],
+            height=extent[0], width_bytes=extent[1],
+        )  # fmt: skip
         self._copy_2d(ctypes.byref(rectangle), stream)
 
     def take_token(self, address: int, stream: int) -> None:

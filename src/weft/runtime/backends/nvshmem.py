@@ -14,7 +14,6 @@ import torch
 import torch.distributed as dist
 
 from weft.base.errors import UnsupportedError, UsageError
-from weft.language import triton_api
 from weft.language import world_layout as layout
 from weft.language.cuda import nvshmem_library
 from weft.language.world_arg import far_version
@@ -118,4 +117,6 @@ def _initialise_kernels() -> None:
     """NVSHMEM fills its state in each kernel that is linked with it, once that is loaded."""
     if not _initialising:
         _initialising.append(_module_init())
+        from weft.language import triton_api
+
         triton_api.when_loaded(STATE, _initialising[0])

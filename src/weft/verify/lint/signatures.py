@@ -18,7 +18,7 @@ _NOT_PUBLIC = {"registry", "arguments", "reference", "wait_report", "world_layou
 def signatures() -> dict[str, tuple[str, ...]]:
     """Every function of weft.language that a kernel may call; those by name only are left out."""
     tree = ast.parse((LANGUAGE / "__init__.py").read_text())
-    imports = [node for node in tree.body if isinstance(node, ast.ImportFrom)]
+    imports = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
     exported = {alias.asname or alias.name for node in imports for alias in node.names}
     found = {}
     for path in sorted(LANGUAGE.glob("*.py")):

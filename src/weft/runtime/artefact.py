@@ -1,0 +1,560 @@
+"""Operators and programs that `weft compile -o DIR` has compiled, run without a compiler.
+
+    ag_gemm = weft.runtime.load("DIR")
+    out = ag_gemm(a, b, world=world)            at any size that DIR was compiled for
+    out = ag_gemm(a, b, world=world, m=997)     where shards differ, as of the operator itself
+
+Neither Triton nor a compiler is imported. DIR holds binaries and JSON (base/artefacts.py), nothing
+that would be run on the host; all of it is checked before any is used. What a call queues was
+written down for each rank and size: here its addresses are put in, as in a command list.
+
+Limits  ranks of one node on NVIDIA GPUs; results are fresh; no gradients
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cached_property
+from math import prod
+from pathlib import Path
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+
+from weft.base import artefacts, columns
+from weft.base.errors import DtypeError, ShapeError, UnsupportedError, UsageError
+from weft.language.world_arg import SlotArg, language_version
+from weft.runtime.backends.modules import (
+    NUMBERS,
+    SCRATCH,
+    Binary,
+    Descriptor,
+    Modules,
+    modules,
+)  # fmt: skip
+from weft.runtime.world import World
+
+# Kernels were compiled for tensors that begin at 16 bytes.
+ALIGN = 16
+# Descriptors of an argument that are kept, by address.
+KEPT_DESCRIPTORS = 16
+
+# places, the current stream
+Command = Callable[[Sequence[int], Any], None]
+# A place and a distance from it.
+Find = Callable[[Sequence[Any]], tuple[int, int]]
+
+
+def load(folder: str | Path) -> Artefact:
+    """What was compiled into a folder, once every file of it is as it was written.
+
+    Raises  UsageError: no artefact there, of another format or version, damaged or changed
+    """
+    return Artefact(Path(folder))
+
+
+class Artefact:
+    """An operator or a program, compiled for ranks, sizes and targets that its manifest names."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.manifest = artefacts.read_manifest(folder)
+        self.op: str = self.manifest["op"]
+        self.num_ranks: int = self.manifest["ranks"]
+        versions, here = self.manifest["versions"], language_version()
+        if self.manifest["language"] != here:
+            raise UsageError(
+                f"{folder} was compiled by weft {versions['weft']} whose kernels' language has the "
+                f"version {self.manifest['language']}; this weft's is {here}: compile it again"
+            )
+        # All files, whichever rank and target this is: what is damaged is found when it is loaded.
+        self._files = {
+            entry["file"]: artefacts.read_file(folder, entry)
+            for entry in artefacts.entries(self.manifest)
+        }
+        self._of_worlds: WeakKeyDictionary[World, _OnWorld] = WeakKeyDictionary()
+
+    def __repr__(self) -> str:
+        targets = ", ".join(self.manifest["targets"])
+        return f"Artefact({self.op!r}, {self.num_ranks} ranks, {self.sizes}, for {targets})"
+
+    @property
+    def sizes(self) -> str:
+        """The sizes that it was compiled for, in words."""
+        return ", ".join(
+            f"{name}={_in_words(extents, self.manifest['counts'][name])}"
+            for name, extents in self.manifest["sizes"].items()
+        )
+
+    def prepare(self, world: World) -> None:
+        """Load every kernel; the first call does, where this was not called before."""
+        self._on(world)
+
+    def __call__(self, *tensors: torch.Tensor, world: World, **named: Any) -> Any:
+        """The operator's or the program's results. Collective.
+
+        Tensors by place or by name, as the operator takes them; sizes by name where the tensors of
+        this rank do not tell them.
+
+        Sync    stream-ordered on the current stream; can be recorded once it was called with these
+                sizes
+        Raises  UsageError: another machine or world than it was compiled for, tensors that are
+                missing or elsewhere; ShapeError, DtypeError: none of its calls takes such tensors
+        """
+        return self._on(world).call(tensors, named)
+
+    def _on(self, world: World) -> _OnWorld:
+        found = self._of_worlds.get(world)
+        if found is None:
+            target = self._fitting(world)
+            content = self._files[target["calls"][world.rank]["file"]]
+            found = self._of_worlds[world] = _OnWorld(self, world, target, json.loads(content))
+        return found
+
+    def _fitting(self, world: World) -> Mapping[str, Any]:
+        """Raises  UsageError: the world is another than it was compiled for"""
+        if world.num_ranks != self.num_ranks:
+            raise UsageError(
+                f"{self.folder} is {self.op} on {self.num_ranks} ranks, and this world has "
+                f"{world.num_ranks}: compile it with --ranks {world.num_ranks}"
+            )
+        if (nodes := len(set(world.backend.seats.nodes))) > 1:
+            raise UsageError(f"{self.folder} is for ranks of one node; this world has {nodes}")
+        target = self.manifest["targets"].get(world.target.name)
+        if target is None:
+            known = ", ".join(self.manifest["targets"])
+            raise UsageError(
+                f"{self.folder} is compiled for {known}, and this is {world.target}: compile it "
+                f"with --target {world.target}"
+            )
+        if world.target.num_sms < target["num_sms"]:
+            raise UsageError(
+                f"{self.folder} launches up to {target['num_sms']} programs that wait for each "
+                f"other, and this GPU has {world.target.num_sms} SMs"
+            )
+        if world.backend.by_address is None:
+            raise UnsupportedError(f"{self.folder} holds binaries, which run on GPUs alone")
+        return target
+
+    def refuse(self, words: str, world: World) -> ShapeError:
+        return ShapeError(
+            f"{self.op}: rank {world.rank} of {world.num_ranks} passes {words}, but {self.folder} "
+            f"was compiled for {self.sizes} of {self.manifest['dtype']}; compile it for such sizes"
+        )
+
+
+def _in_words(extents: Any, count: int) -> str:
+    every = [columns.at(extents, i) for i in range(count)]
+    if count > 2 and every[-1] - every[0] == count - 1:
+        return f"{every[0]}..{every[-1]}"
+    return "/".join(map(str, every[:8])) + ("/.." if count > 8 else "")
+
+
+def _kind(tensor: Any) -> tuple:
+    """By what calls are found: how a tensor lies where it has more than one element along a
+    dimension."""
+    strides = (step if extent > 1 else 0 for extent, step in zip(tensor.shape, tensor.stride()))
+    return str(tensor.dtype), tuple(tensor.shape), tuple(strides) if tensor.numel() else ()
+
+
+def _kind_of(told: Mapping[str, Any]) -> tuple:
+    shape = tuple(told["shape"])
+    strides = (step if extent > 1 else 0 for extent, step in zip(shape, told["strides"]))
+    return f"torch.{told['dtype']}", shape, tuple(strides) if prod(shape) else ()
+
+
+class _OnWorld:
+    """An artefact's calls on one rank. It does not hold the world."""
+
+    def __init__(
+        self, artefact: Artefact, world: World, target: Mapping[str, Any], tables: Sequence[Any]
+    ) -> None:  # fmt: skip
+        self.artefact, self.tables = artefact, tables
+        self._world = world._itself
+        self.driver = modules(world.target.backend)
+        self.device = world.device
+        self.kernels = {name: _Kernel(artefact, one) for name, one in target["kernels"].items()}
+        for kernel in self.kernels.values():
+            self.driver.function(kernel.binary, world.device.index)
+        # What a call's tensors are called: the same in all of them.
+        self.names = [one["name"] for one in tables[0]["call"]["inputs"]]
+        self._is_recordable = any(one["call"]["recorded"] for one in tables)
+        self._sizes = set(artefact.manifest["sizes"])
+
+    @cached_property
+    def _found(self) -> dict[tuple, list[tuple[int, int]]]:
+        """Tables and numbers in them, by what tensors of a call are like."""
+        found: dict[tuple, list[tuple[int, int]]] = {}
+        for number, table in enumerate(self.tables):
+            call = table["call"]
+            for i in range(table["count"]):
+                kinds = tuple(map(_kind_of, columns.at(call["inputs"], i)))
+                found.setdefault((call["recorded"], kinds), []).append((number, i))
+        return found
+
+    def call(self, given: Sequence[Any], named: Mapping[str, Any]) -> Any:
+        world = self._world()
+        assert world is not None
+        tensors, sizes = self._bound(given, named)
+        # As of operators: where torch is asked for deterministic algorithms eager calls are done as
+        # recorded ones, so that both have the same bits.
+        is_asked = self._is_recordable and torch.are_deterministic_algorithms_enabled()
+        as_recorded = world.is_recording() or is_asked
+        try:
+            kinds = tuple(map(_kind, tensors))
+            where = tuple((one.device, one.requires_grad) for one in tensors)
+        except AttributeError:
+            self._check(tensors, world)  # something that is no tensor
+            raise
+        grads = torch.is_grad_enabled()
+        key = (self.artefact.manifest["sha256"], kinds, where, grads, *sorted(sizes.items()))
+        call = world.calls.get((as_recorded, *key))
+        if call is None:
+            self._check(tensors, world)
+            call = self._new_call(world, tensors, kinds, sizes, as_recorded)
+            world.calls[(as_recorded, *key)] = call
+            if not as_recorded and self._is_recordable:
+                # What a recorded call needs is had now: in a recording it cannot be.
+                recorded = self._new_call(world, tensors, kinds, sizes, True)
+                recorded.reserve()
+                world.calls[(True, *key)] = recorded
+        return call.run(tensors)
+
+    def _bound(
+        self, given: Sequence[Any], named: Mapping[str, Any]
+    ) -> tuple[list[Any], dict[str, int]]:
+        """Tensors in their order, and the sizes that are given."""
+        names, op = self.names, self.artefact.op
+        tensors = {**dict(zip(names, given)), **{n: one for n, one in named.items() if n in names}}
+        sizes = {name: one for name, one in named.items() if name not in names and one is not None}
+        if len(given) > len(names) or tensors.keys() != set(names):
+            raise UsageError(
+                f"{op} takes {', '.join(names)}; given are {len(given)} by place, and "
+                f"{', '.join(named) or 'none'} by name"
+            )
+        if unknown := sorted(sizes.keys() - self._sizes):
+            raise UsageError(
+                f"{op}: {', '.join(unknown)} is neither a tensor ({', '.join(names)}) nor a size "
+                f"({', '.join(self.artefact.manifest['sizes'])}) of {self.artefact.folder}; what "
+                "else the operator takes was settled when it was compiled"
+            )
+        return [tensors[name] for name in names], sizes
+
+    def _check(self, tensors: Sequence[Any], world: World) -> None:
+        op = self.artefact.op
+        for name, one, told in zip(self.names, tensors, self.tables[0]["call"]["inputs"]):
+            if not isinstance(one, torch.Tensor):
+                raise UsageError(f"{op}: {name} is a {type(one).__name__}, not a tensor")
+            if one.device != world.device:
+                raise UsageError(f"{op}: {name} is on {one.device}, the world on {world.device}")
+            if str(one.dtype) != f"torch.{told['dtype']}":
+                raise DtypeError(
+                    f"{op}: {name} is {one.dtype}, but {self.artefact.folder} was compiled for "
+                    f"{told['dtype']}"
+                )
+            if one.requires_grad and torch.is_grad_enabled():
+                raise UsageError(
+                    f"{op}: {name} requires a gradient, and artefacts compute none: call it under "
+                    "torch.no_grad()"
+                )
+
+    def _new_call(
+        self, world: World, tensors: Sequence[Any], kinds: tuple, sizes: Mapping[str, int],
+        as_recorded: bool,
+    ) -> _Call:  # fmt: skip
+        if as_recorded and not self._is_recordable:
+            raise UsageError(
+                f"{self.artefact.folder} holds no calls that can be recorded: it was compiled with "
+                "a configuration whose copy engines wait for tiles; name none, or another"
+            )
+        fitting = self._found.get((as_recorded, kinds), [])
+        if not fitting:  # rows one behind the other are a way in which all may lie
+            packed = tuple((dtype, shape, _packed(shape)) for dtype, shape, _ in kinds)
+            fitting = self._found.get((as_recorded, packed), [])
+        told = [(one, self._sizes_at(*one)) for one in fitting]
+        told = [(one, has) for one, has in told if sizes.items() <= has.items()]
+        if len({tuple(has.items()) for _, has in told}) > 1:
+            # As operators do: where nobody says m, all ranks have as many rows.
+            told = [(one, has) for one, has in told if has.get("m", 1) % world.num_ranks == 0]
+        if len({tuple(has.items()) for _, has in told}) > 1:
+            several = "; ".join(str(has) for _, has in told)
+            raise ShapeError(f"{self.artefact.op}: these tensors are of {several}: say which")
+        if not told:
+            shapes = ", ".join(f"{name} {tuple(one.shape)} of strides {one.stride()}"
+                               for name, one in zip(self.names, tensors))  # fmt: skip
+            given = "".join(f", {name}={size}" for name, size in sizes.items())
+            raise self.artefact.refuse(shapes + given, world)
+        (number, i), has = told[0]
+        return _Call(self, world, columns.at(self.tables[number]["call"], i), has)
+
+    def _sizes_at(self, number: int, i: int) -> dict[str, int]:
+        return columns.at(self.tables[number]["call"]["sizes"], i)
+
+    def constant(self, name: str) -> torch.Tensor:
+        """A table of a call's own, on the device."""
+        values = bytearray(self.artefact._files[name])
+        return torch.frombuffer(values, dtype=torch.uint8).to(self.device)
+
+
+def _packed(shape: Sequence[int]) -> tuple[int, ...]:
+    if not prod(shape):
+        return ()
+    steps = [prod(shape[axis + 1 :]) for axis in range(len(shape))]
+    return tuple(step if extent > 1 else 0 for extent, step in zip(shape, steps))
+
+
+class _Kernel:
+    """One kernel of an artefact."""
+
+    def __init__(self, artefact: Artefact, entry: Mapping[str, Any]) -> None:
+        self.binary = Binary(
+            artefact._files[entry["file"]], entry["function"], entry["threads"],
+            entry["shared_bytes"], entry["cooperative"],
+        )  # fmt: skip
+        self.descriptors: Sequence[Any] = entry["descriptors"]
+
+
+class _Call:
+    """A call at given sizes: found once, run for any tensors like these."""
+
+    def __init__(
+        self, of: _OnWorld, world: World, call: Mapping[str, Any], sizes: Mapping[str, int]
+    ) -> None:
+        self.world, self.driver, self._inputs = world, of.driver, call["inputs"]
+        said = ", ".join(f"{name}={size}" for name, size in sizes.items())
+        # What all ranks must call alike: of one artefact.
+        self._name = (
+            f"{of.artefact.op} of {said}, compiled as {of.artefact.manifest['sha256'][:12]}"
+        )
+        self._slots = [_asked(world, one) for one in call["slots"]]
+        self._scratch = [(one["key"], one["bytes"]) for one in call["scratch"]]
+        self._made: Sequence[int] = call["made"]
+        self._constants = [of.constant(name) for name in call["constants"]]
+        self._places: dict[str, int] = {"null": 0, "table": 1}
+        for kind, count in (("made", len(self._made)), ("scratch", len(self._scratch)),
+                            ("constant", len(self._constants))):  # fmt: skip
+            self._add(f"{kind}:{i}" for i in range(count))
+        self._add(f"input:{one['name']}" for one in self._inputs)
+        # Of each slot, its parts by name.
+        self._parts = [
+            [*(f"arg.{name}" for name in SlotArg._fields), *one["buffers"], *one["signals"],
+             *(one["shared"] or ())]
+            for one in call["slots"]
+        ]  # fmt: skip
+        for i, parts in enumerate(self._parts):
+            self._add(f"slot:{i}:{part}" for part in parts)
+        self._distances = world.distances
+        self._commands = [self._command(of, *step) for step in call["steps"]]
+        self._results = call["results"]
+
+    def _add(self, names: Iterator[str]) -> None:
+        for name in names:
+            self._places[name] = len(self._places)
+
+    def _find(self, address: Sequence[Any]) -> tuple[int, int]:
+        name, peer, distance = address
+        return self._places[name], distance + (0 if peer < 0 else self._distances[peer])
+
+    def reserve(self) -> None:
+        """Have all that a call needs before one is recorded. Collective where memory is lacking."""
+        for one in self._slots:
+            one.reserve()
+        for key, nbytes in self._scratch:
+            self.world.scratch(key, nbytes)
+
+    def run(self, tensors: Sequence[torch.Tensor]) -> Any:
+        """Queue the call; its results."""
+        world = self.world
+        tensors = [_as_compiled(one, told) for one, told in zip(tensors, self._inputs)]
+        world.operator_call(self._name)
+        is_recording = world.is_recording()
+        slots = [one.take(is_recording) for one in self._slots]
+        made = [torch.empty(size, dtype=torch.uint8, device=world.device) for size in self._made]
+        places = [0, world.table.data_ptr(), *(one.data_ptr() for one in made)]
+        places += [world.scratch(key, nbytes).data_ptr() for key, nbytes in self._scratch]
+        places += [one.data_ptr() for one in self._constants]
+        places += [one.data_ptr() for one in tensors]
+        for slot, parts in zip(slots, self._parts):
+            for part in parts:
+                name = part.removeprefix("arg.")
+                holder = slot.arg if part.startswith("arg.") else slot
+                places.append(getattr(holder, name).data_ptr())
+        current = world.current_stream()
+        for command in self._commands:
+            command(places, current)
+        by_name = {f"made:{i}": one for i, one in enumerate(made)}
+        by_name |= {f"input:{told['name']}": one for one, told in zip(tensors, self._inputs)}
+        results = tuple(_result(one, by_name, world.device) for one in self._results)
+        return results[0] if len(results) == 1 else results
+
+    # ---- what is queued
+
+    def _command(self, of: _OnWorld, kind: str, stream: str, *what: Any) -> Command:
+        make = {"launch": self._launch, "copy": self._copy, "copy_2d": self._copy_2d,
+                "token": self._token, "wait": self._wait}.get(kind)  # fmt: skip
+        if make is None:
+            raise UsageError(f"{of.artefact.folder} has a step {kind!r}, which is unknown here")
+        return make(of, stream, *what)
+
+    def _launch(
+        self, of: _OnWorld, stream: str, name: str, grid: Sequence[int], words: Sequence[Any]
+    ) -> Command:  # fmt: skip
+        launch = Launch(of.driver, of.kernels[name], grid, words, self._find, of.device.index)
+        handle = self._handle_of(stream)
+        return lambda places, current: launch(places, handle(current))
+
+    def _copy(
+        self, of: _OnWorld, stream: str, dst: Sequence[Any], src: Sequence[Any], nbytes: int
+    ) -> Command:
+        (to, ahead), (source, behind) = self._find(dst), self._find(src)
+        handle, copy = self._handle_of(stream), self.world.backend.by_address.copy
+        return lambda places, current: copy(
+            places[to] + ahead, places[source] + behind, nbytes, handle(current)
+        )
+
+    def _copy_2d(
+        self, of: _OnWorld, stream: str, dst: Sequence[Any], src: Sequence[Any],
+        extent: Sequence[int], pitches: Sequence[int],
+    ) -> Command:  # fmt: skip
+        (to, ahead), (source, behind) = self._find(dst), self._find(src)
+        handle, copy = self._handle_of(stream), self.world.backend.by_address.copy_rows
+        return lambda places, current: copy(
+            places[to] + ahead, places[source] + behind, extent, pitches, handle(current)
+        )
+
+    def _token(self, of: _OnWorld, stream: str, word: Sequence[Any]) -> Command:
+        place, distance = self._find(word)
+        handle, take = self._handle_of(stream), self.world.backend.by_address.take_token
+        return lambda places, current: take(places[place] + distance, handle(current))
+
+    def _wait(self, of: _OnWorld, stream: str, other: str) -> Command:
+        waiting, first = self._stream_of(stream), self._stream_of(other)
+        return lambda _, current: waiting(current).wait(first(current))
+
+    def _stream_of(self, name: str) -> Callable[[Any], Any]:
+        if name == "main":
+            return lambda current: current
+        known = self.world.stream(name)
+        return lambda _: known
+
+    def _handle_of(self, name: str) -> Callable[[Any], int]:
+        handle = self.world.backend.by_address.handle
+        if name == "main":
+            return handle
+        known = handle(self.world.stream(name))
+        return lambda _: known
+
+
+def _asked(world: World, told: Mapping[str, Any]) -> Any:
+    """What a workspace is asked for at each call."""
+
+    def parts(name: str) -> Any:
+        found = told[name]
+        return found if found is None else {
+            part: (tuple(size) if isinstance(size, list) else size, _dtype(dtype))
+            for part, (size, dtype) in found.items()
+        }  # fmt: skip
+
+    return world.asked(
+        told["key"],
+        parts("buffers"),
+        parts("signals"),
+        num_slots=told["num_slots"],
+        shared=parts("shared"),
+    )
+
+
+def _dtype(name: str) -> torch.dtype:
+    found = getattr(torch, name, None)
+    if not isinstance(found, torch.dtype):
+        raise UsageError(f"an artefact names the dtype {name!r}, which this torch has not")
+    return found
+
+
+def _as_compiled(tensor: torch.Tensor, told: Mapping[str, Any]) -> torch.Tensor:
+    """The same values where and as kernels read them."""
+    if _kind(tensor) != _kind_of(told):
+        tensor = tensor.contiguous()
+    return tensor.clone() if tensor.data_ptr() % ALIGN else tensor
+
+
+def _result(
+    told: Mapping[str, Any], by_name: Mapping[str, torch.Tensor], device: Any
+) -> torch.Tensor:
+    (name, _, distance), dtype = told["at"], _dtype(told["dtype"])
+    shape, strides = told["shape"], told["strides"]
+    if name == "null":
+        return torch.empty(shape, dtype=dtype, device=device)
+    if name.startswith("input:"):
+        return by_name[name]
+    end = distance + prod(shape) * dtype.itemsize
+    return by_name[name][distance:end].view(dtype).as_strided(shape, strides)
+
+
+class Launch:
+    """One launch with its arguments packed, but for the addresses of a call."""
+
+    def __init__(
+        self, driver: Modules, kernel: _Kernel, grid: Sequence[int], words: Sequence[Any],
+        find: Find, device: Any,
+    ) -> None:  # fmt: skip
+        self._driver, self._binary, self._grid = driver, kernel.binary, grid
+        self._function = driver.function(kernel.binary, device)
+        self._packed: list[Any] = []
+        self._pointers: list[tuple[Any, int, int]] = []
+        self._maps: list[tuple[int, Descriptor, int, int, dict[int, Any]]] = []
+        described = iter(kernel.descriptors or ())
+        for kind, *value in words:
+            if kind == "descriptor":
+                self._describe(next(described, None), find, *value)
+            elif kind.startswith("*"):
+                self._point(find(value[0]))
+            else:
+                self._packed.append(NUMBERS[kind](value[0]))
+        self._packed += [ctypes.c_uint64(0) for _ in range(SCRATCH)]
+        self._places = (ctypes.c_void_p * len(self._packed))(*map(ctypes.addressof, self._packed))
+
+    def _point(self, where: tuple[int, int]) -> None:
+        self._packed.append(ctypes.c_uint64(0))
+        self._pointers.append((self._packed[-1], *where))
+
+    def _describe(
+        self, told: Mapping[str, Any] | None, find: Find, at: Sequence[Any], shape: Sequence[int],
+        strides: Sequence[int], fills_with_nan: bool, dtype: str,
+    ) -> None:  # fmt: skip
+        """As Triton's launcher takes a descriptor apart: the tensor map, or where the kernel was
+        compiled without TMA the address with all that a map says; then shape and strides."""
+        if told is None:
+            self._point(find(at))
+            self._packed += [ctypes.c_int64(one) for one in (*shape, *strides)]
+            self._packed.append(ctypes.c_int8(fills_with_nan))
+        else:
+            one = Descriptor(
+                tuple(shape), tuple(strides), tuple(told["block_size"]),
+                MAP_KINDS.get(told["elem_type"], told["elem_type"]), told["elem_size"],
+                told["swizzle"], fills_with_nan,
+            )  # fmt: skip
+            self._maps.append((len(self._packed), one, *find(at), {}))
+            self._packed.append(ctypes.c_uint64(0))  # in whose place the map will be
+        self._packed += [ctypes.c_int32(one) for one in shape]
+        self._packed += [ctypes.c_int64(one) for one in strides]
+
+    def __call__(self, places: Sequence[int], stream: int) -> None:
+        for word, place, distance in self._pointers:
+            word.value = places[place] + distance
+        for number, descriptor, place, distance, kept in self._maps:
+            address = places[place] + distance
+            found = kept.get(address)
+            if found is None:
+                if len(kept) >= KEPT_DESCRIPTORS:
+                    kept.clear()
+                found = kept[address] = self._driver.encode(descriptor, address)
+            self._places[number] = ctypes.addressof(found)
+        self._driver.launch(self._binary, self._function, self._grid, self._places, stream)
+
+
+# Triton's numbers of elements' types that are others of CUtensorMapDataType.
+MAP_KINDS = {8: 10, 9: 8, 10: 9}
