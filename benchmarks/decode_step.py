@@ -8,8 +8,9 @@ recorded; replays in turns; the slowest rank's median over rounds. `weights_us` 
 the weights and caches of a rank takes at 4.8 TB/s. Writes results/decode_step_<gpus>.json.
 
 "torch, .." are the step operation by operation; "fused torch, .." as a good user of torch writes
-it: weights as [n, k], one product for queries, keys and values, pointwise functions by
-torch.compile, torch's one-shot all-reduce on symmetric memory.
+it: one product for queries, keys and values, pointwise functions by torch.compile, torch's one-shot
+all-reduce on symmetric memory. To it and to the persistent kernel weights lie as [n, k], as
+torch.nn.Linear has them.
 """
 
 from __future__ import annotations
@@ -69,6 +70,7 @@ MODELS = {
     "qwen3-32b": Model(5120, 25600, 64, 8),
     "llama3-70b": Model(8192, 28672, 64, 8),
 }
+PRODUCTS = ("wq", "wk", "wv", "wo", "up", "down")
 WEIGHTS = ("gain", "wq", "wk", "wv", "keys", "values", "wo", "gain_2", "up", "down")
 
 
@@ -265,8 +267,10 @@ class FusedTorch:
 def ways_of(world: Any, model: Model, context: int, given: dict[str, torch.Tensor]) -> dict:
     """Each way of doing the step, as a call."""
     compiled, parts, batch = step_of(model, context), list(given.values()), len(given["x"])
+    by_columns = [one.t().contiguous().t() if name.rpartition("_")[0] in PRODUCTS else one
+                  for name, one in given.items()]  # fmt: skip
 
-    def call(lowering: Any) -> torch.Tensor:
+    def call(lowering: Any, parts: list[torch.Tensor] = by_columns) -> torch.Tensor:
         return compiled.options(lowering=lowering)(*parts, world=world, b=batch)[0]
 
     def sum_by_nccl(one: torch.Tensor) -> torch.Tensor:
@@ -285,6 +289,7 @@ def ways_of(world: Any, model: Model, context: int, given: dict[str, torch.Tenso
         "fused torch, weft all_reduce": lambda: fused.by(sum_by_weft),
         "persistent": lambda: call("persistent"),
         "persistent, whole keys": lambda: call(weft.megakernel.Persistent(splits=1)),
+        "persistent, weights as [k, n]": lambda: call("persistent", parts),
     }
     return found
 

@@ -39,6 +39,7 @@ from weft.ops import card
 from weft.plan import run_plan, runner
 from weft.plan.memory import Memory
 from weft.plan.runner import PlanRunner
+from weft.plan.transfers import Transfers
 from weft.runtime import replays
 
 K, N = 32, 48
@@ -367,6 +368,27 @@ def test_a_recording_of_what_was_asked_for_is_refused(ranks):
         assert error.value.place.outermost.file == __file__
 
     ranks(main, 2)
+
+
+def test_copies_are_queued_before_a_library_is_called(ranks, monkeypatch):
+    """Its first call may hold the host until the device is idle; what multiplies waits for them."""
+    program, order = Program(mlp, 2, 40, {"gathered": "ce_push"}), []
+    queue, call = Transfers.queue, runner.run_call
+
+    def noted(name, function):
+        return lambda *args: (order.append(name), function(*args))[1]
+
+    monkeypatch.setattr(Transfers, "queue", noted("copies", queue))
+    monkeypatch.setattr(runner, "run_call", noted("library", call))
+
+    def main():
+        world = weft.init()
+        run_plan(
+            program.stages, program.mine(program.tensors(40), world.rank), {"m": 40}, world=world
+        )
+
+    ranks(main, 2)
+    assert order[0] == "copies" and "library" in order
 
 
 def test_a_kernel_runs_as_its_schedule_says(ranks):

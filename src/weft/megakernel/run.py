@@ -9,7 +9,7 @@ sizes, and lie on the device from then on: a call is one launch, and can be reco
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -35,6 +35,9 @@ from weft.tiles import attention, gemm, rows
 
 # Of an SM, and of a thread.
 REGISTERS_OF_SM, MOST_REGISTERS = 1 << 16, 255
+HIP_STAGES = 2
+# Elements of the largest tile of a product that four warps sum up.
+OF_FEW_WARPS = 16 * 128
 
 
 @dataclass(frozen=True)
@@ -42,23 +45,31 @@ class Persistent:
     """How programs run as one kernel; `lowering=` takes it where its defaults do not serve.
 
     Units   num_workers: as many as the device has SMs (0), or fewer; splits: of each sequence's
-            keys, which as many tasks read, or as many as keep the workers busy (0)
+            keys, which as many tasks read, or as many as keep the workers busy (0); num_warps: of a
+            worker, or what its tiles take (0)
     """
 
     num_workers: int = 0
     splits: int = 0
-    num_warps: int = 8
-    num_stages: int = 6
+    num_warps: int = 0
+    num_stages: int = 5
 
     def __post_init__(self) -> None:
         whole_number("Persistent: num_workers", self.num_workers, 0, UsageError)
         whole_number("Persistent: splits", self.splits, 0, UsageError)
 
-    def compiled_with(self, target: Target) -> dict[str, int]:
+    def compiled_with(self, target: Target, bodies: Sequence[Body]) -> dict[str, int]:
         """What Triton is told. One worker has an SM: nothing is spilled for a second one's sake."""
-        found = {"num_warps": self.num_warps, "num_stages": self.num_stages}
+        # Of a tile of few rows each warp reads the whole left operand: more of them wait for shared
+        # memory. The sums of a large one are too many for few threads.
+        is_large = any(tile.m * tile.n > OF_FEW_WARPS for tile in map(tile_of, bodies)
+                       if isinstance(tile, gemm.Tile))  # fmt: skip
+        warps = self.num_warps or (8 if is_large or target.backend == "hip" else 4)
+        if target.backend == "hip":  # with a third of the shared memory
+            return {"num_warps": warps, "num_stages": min(self.num_stages, HIP_STAGES)}
+        found = {"num_warps": warps, "num_stages": self.num_stages}
         if target.backend == "cuda":
-            found["maxnreg"] = min(MOST_REGISTERS, REGISTERS_OF_SM // (self.num_warps * 32))
+            found["maxnreg"] = min(MOST_REGISTERS, REGISTERS_OF_SM // (warps * 32))
         return found
 
     def run_persistent(
@@ -176,7 +187,7 @@ class Runner:
         values = self._generated.values(*(bound[name] for name in self._names))
         self._generated.kernel[(self.graph.num_workers,)](
             values, self._sizes, *self._tiles, board, slot.arg, self.world.arg,
-            **self.options.compiled_with(self.world.target), launch_cooperative_grid=True,
+            **self.options.compiled_with(self.world.target, self.bodies), launch_cooperative_grid=True,
         )  # fmt: skip
 
 

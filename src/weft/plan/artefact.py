@@ -14,7 +14,6 @@ import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +22,7 @@ from weft.base.card import Op
 from weft.base.errors import UnsupportedError, UsageError, WeftError
 from weft.base.providers import provider
 from weft.base.target import Target, parse_target
+from weft.base.versions import version_of
 from weft.compiler import Compiled, Settings
 from weft.ir.task import ENGINES
 from weft.language import triton_api
@@ -112,7 +112,7 @@ def build(
         "language": language_version(), "targets": said,
         "constants": [{"file": name, "sha256": artefacts.digest(content)}
                       for name, content in built.files.items() if name.startswith("constants/")],
-        "versions": {name: version(name) for name in ("weft", "triton", "torch")},
+        "versions": {name: version_of(name) for name in ("weft", "triton", "torch")},
     }  # fmt: skip
     text = artefacts.text_of(artefacts.sealed(manifest))
     built.files[artefacts.MANIFEST] = text.encode()

@@ -447,11 +447,15 @@ class PlanRunner:
 
 def _copies_late(steps: Sequence[device.Step]) -> Iterator[device.Step]:
     """Copies behind what other streams launch before they wait for them: queueing copies takes the
-    host a while, in which own tiles are multiplied."""
+    host a while, in which own tiles are multiplied.
+
+    But before a library is called: a first call loads kernels and takes memory, for which the host
+    may wait until the device is idle, and it never is while a kernel waits for these copies.
+    """
     late: list[device.Step] = []
     for step in steps:
         streams = (step.stream, step.other) if isinstance(step, After) else (step.stream,)
-        if any(one.stream in streams for one in late):
+        if isinstance(step, Call) or any(one.stream in streams for one in late):
             yield from late
             late = []
         if isinstance(step, Copy):

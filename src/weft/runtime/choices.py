@@ -14,7 +14,6 @@ import os
 import re
 from collections.abc import Mapping
 from dataclasses import replace
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +21,7 @@ from weft.base.errors import UsageError
 from weft.base.hardware import Hardware
 from weft.base.settings import Settings
 from weft.base.target import Target
+from weft.base.versions import version_of
 
 OFF = "off"
 # Times that differ by less are the same.
@@ -55,16 +55,9 @@ def folder_of(settings: Settings, machine: str) -> Path | None:
 
 def file_name(op: str, machine: str, num_ranks: int) -> str:
     """Of one operator; `op` "*" is a pattern for all."""
-    versions = "-".join(f"{name}{_version(name)}" for name in ("weft", "torch", "triton"))
+    versions = "-".join(f"{name}{version_of(name)}" for name in ("weft", "torch", "triton"))
     op, machine = (re.sub(r"[^\w*]+", "_", words) for words in (op, machine))
     return f"{op}-{machine}x{num_ranks}-{versions}.json"
-
-
-def _version(package: str) -> str:
-    try:
-        return version(package)
-    except PackageNotFoundError:  # run from its source
-        return ""
 
 
 def read(settings: Settings, target: Target, num_ranks: int) -> Choices | str:

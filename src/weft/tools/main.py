@@ -10,7 +10,6 @@ import functools
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from importlib.metadata import PackageNotFoundError, version
 from typing import Annotated
 
 import typer
@@ -18,6 +17,7 @@ from rich.markup import escape
 from typer.core import TyperCommand
 
 from weft.base.errors import ConfigError, DtypeError, ShapeError, UsageError, WeftError
+from weft.base.versions import version_of
 from weft.ops import names
 from weft.tools import console
 from weft.tools.bench import bench
@@ -145,11 +145,7 @@ def versions() -> str:
     import weft as package
 
     found = {"python": ".".join(map(str, sys.version_info[:3]))}
-    for name in ("torch", "triton"):
-        try:
-            found[name] = version(name)
-        except PackageNotFoundError:
-            found[name] = "none"
+    found |= {name: version_of(name) or "none" for name in ("torch", "triton")}
     under = ", ".join(f"{name} {number}" for name, number in found.items())
     return f"weft {package.__version__} ({under})"
 

@@ -12,11 +12,11 @@ import os
 import platform
 from collections.abc import Mapping
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from weft.base.errors import UsageError
 from weft.base.report import Finding
+from weft.base.versions import version_of
 from weft.verify.exploration.execution import Diverged, Execution
 from weft.verify.exploration.search import Choice, Subject, process_text, usual
 from weft.verify.exploration.words import Process
@@ -172,12 +172,7 @@ def _digest(path: str) -> str:
 
 def versions() -> dict[str, str]:
     found = {"python": platform.python_version()}
-    for name in PACKAGES:
-        try:
-            found[name] = version(name)
-        except PackageNotFoundError:
-            found[name] = "none"
-    return found
+    return found | {name: version_of(name) or "none" for name in PACKAGES}
 
 
 def recorded(
