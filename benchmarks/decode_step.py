@@ -264,11 +264,18 @@ class FusedTorch:
         return x
 
 
+def as_linear(given: dict[str, torch.Tensor]) -> list[torch.Tensor]:
+    """The same, weights of products in memory as [n, k]."""
+    return [
+        one.t().contiguous().t() if name.rpartition("_")[0] in PRODUCTS else one
+        for name, one in given.items()
+    ]
+
+
 def ways_of(world: Any, model: Model, context: int, given: dict[str, torch.Tensor]) -> dict:
     """Each way of doing the step, as a call."""
     compiled, parts, batch = step_of(model, context), list(given.values()), len(given["x"])
-    by_columns = [one.t().contiguous().t() if name.rpartition("_")[0] in PRODUCTS else one
-                  for name, one in given.items()]  # fmt: skip
+    by_columns = as_linear(given)
 
     def call(lowering: Any, parts: list[torch.Tensor] = by_columns) -> torch.Tensor:
         return compiled.options(lowering=lowering)(*parts, world=world, b=batch)[0]
@@ -342,9 +349,10 @@ def write_trace(world: Any, model: Model, context: int, batch: int, path: str) -
     """What tasks of the persistent kernel did when, for Perfetto, and a line for each value."""
     given = inputs(model, context, batch, world.rank, world.num_ranks, world.device)
     compiled, how = step_of(model, context), weft.megakernel.Persistent()
+    parts = as_linear(given)
 
     def call() -> None:
-        compiled.options(lowering=how)(*given.values(), world=world, b=batch)
+        compiled.options(lowering=how)(*parts, world=world, b=batch)
 
     compile_together(world, call)
     for _ in range(3):
