@@ -229,6 +229,14 @@ def test_a_tile_that_nobody_is_told_of_is_waited_for_by_the_next_alone():
     assert [shows(run, 0, OneMutant(one)) for one in waits] == ["race"] * 4
 
 
+def test_where_threads_store_results_a_wait_for_tma_is_no_signal():
+    """Experts' tiles end where another's rows begin: nothing could show such a mutant."""
+    run, census = next(runs_on_hopper(cards()["ag_moe"], "sm_push", "bfloat16")), Census()
+    assert not run.run(0, census).findings
+    names = {one.site.primitive for one in census.mutants}
+    assert "fence_async_shared" in names and "tma.store_wait" not in names
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize(

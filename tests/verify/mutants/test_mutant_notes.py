@@ -89,8 +89,9 @@ def test_notes_that_are_wrong_or_speak_of_nothing_are_mistakes(tmp_path):
     assert "a.py:9" in mistake and "take the note away" in mistake
 
 
-def test_whether_stores_are_asynchronous_is_not_the_notes_business(tmp_path):
-    text = "# weft: equivalent-mutant incomplete of notify: none is before it\nnotify()\n"
+@pytest.mark.parametrize("what", ["incomplete of notify", "drop of tma.store_wait"])
+def test_whether_stores_are_asynchronous_is_not_the_notes_business(tmp_path, what):
+    text = f"# weft: equivalent-mutant {what}: none is before it\nnotify()\n"
     notes = notes_in(written(tmp_path / "a.py", text))
     assert not mistakes_of(notes, [])
 

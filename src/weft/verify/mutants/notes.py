@@ -30,6 +30,9 @@ _BODY = re.compile(
 )
 
 
+OF_STORES = (("complete_stores",), ("tma.store_wait",))
+
+
 @dataclass(frozen=True)
 class Note:
     """One argument: `lines` are those of the statement that it speaks of."""
@@ -60,7 +63,7 @@ class Note:
     @property
     def is_of_asynchronous_stores(self) -> bool:
         """Whether a program has such stores depends on its inputs, and on Triton's version."""
-        return self.kinds == ("incomplete",) or self.primitives == ("complete_stores",)
+        return self.kinds == ("incomplete",) or self.primitives in OF_STORES
 
     def __str__(self) -> str:
         of = f" of {', '.join(self.primitives)}" if self.primitives else ""
