@@ -203,6 +203,8 @@ def _emit_chunks(
             tma.store_wait(first_left if inside == 0 else 1)
         chunk = chunks.index(inside // chunk_n % 2)
         chunk.store(value.to(chunks.dtype))
+        # weft: equivalent-mutant drop of fence_async_shared in ag_moe_multiply_sm90: experts' tiles
+        # end where another's rows begin, so threads store them, and no TMA reads the chunk
         fence_async_shared()
         emit(at, Cells(row, left_column + inside, own_row, inside == 0), chunk, emit_args)
 

@@ -40,7 +40,8 @@ HOPPERS_CONFIG = {"num_stages": 2, "pushers": 2, "tile_n": 128}
 # tiles are shared, in turns by each consumer.
 HOPPERS_TILES: tuple[tuple[int, dict[str, int], int], ...] = (
     (64, {}, FEW_SMS), (256, {}, FEW_SMS), (320, {}, FEW_SMS),
-    (128, {"m": 150, "k": 1088}, 4), (320, {"m": 150, "n": 264, "k": 1088}, 6),
+    (128, {"m": 150, "k": 1088}, 4), (128, {"m": 150, "n": 104, "k": 1088}, 6),
+    (320, {"m": 150, "n": 264, "k": 1088}, 6),
 )  # fmt: skip
 
 
