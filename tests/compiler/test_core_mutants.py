@@ -193,6 +193,17 @@ def test_every_mutant_of_the_ir_is_caught(plan, runs_of, caught, equivalent):
     assert report.ok and report.caught == caught, str(report)
 
 
+def test_several_processes_come_to_the_same_verdicts():
+    kernel, bounds = kernel_of("ag_gemm_push"), replace(BOUNDS, schedules=1)
+    alone, together = (
+        search_core_ir(kernel, gathers, replace(bounds, jobs=jobs), subject="it", ranks=RANKS)
+        for jobs in (1, 2)
+    )
+    outcomes = [(one.mutant, one.outcome, one.by) for one in together.verdicts]
+    assert outcomes == [(one.mutant, one.outcome, one.by) for one in alone.verdicts]
+    assert len(outcomes) == 7
+
+
 @pytest.mark.parametrize("census", [0, 3])
 def test_a_mutant_has_so_many_steps_by_what_one_seed_took(census):
     """Without a census it has the least there is."""

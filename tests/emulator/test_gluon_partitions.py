@@ -2,9 +2,18 @@
 
 import pytest
 import torch
-from gluon_kernels import descriptor, emulate, line, sides, specialised_copy, specialised_gemm
+from gluon_kernels import (
+    descriptor,
+    emulate,
+    line,
+    sides,
+    specialised_copy,
+    specialised_gemm,
+    store_tile,
+)
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, tma
 
 ROWS, TILES = 16, 5
 
@@ -120,3 +129,45 @@ def test_partitions_are_joined_and_have_memory_of_their_own():
 
     findings, is_right = emulate(main)
     assert not findings and is_right
+
+
+@gluon.jit
+def _store_ones(target, tile, layout: gl.constexpr, waits: gl.constexpr):
+    tile.store(gl.full(tile.shape, 1, gl.float16, layout))
+    fence_async_shared()
+    store_tile(target, [0, 0], tile)
+    if waits:
+        tma.store_wait(0)
+
+
+@gluon.jit
+def _nothing():
+    pass
+
+
+@gluon.jit
+def stores_that_partitions_begin(target, waits: gl.constexpr, names: gl.constexpr):
+    layout: gl.constexpr = gl.BlockedLayout([1, 1], [2, 16], [4, 1], [1, 0])
+    tile = gl.allocate_shared_memory(gl.float16, target.block_type.shape, target.layout)
+    gl.warp_specialize([(_store_ones, (target, tile, layout, waits)), (_nothing, ())], [1], [40])
+    tma.store_wait(0)
+    if names:
+        tile.store(gl.full(tile.shape, 2, gl.float16, layout))
+
+
+@pytest.mark.parametrize("names", [False, True])
+@pytest.mark.parametrize("waits", [False, True])
+def test_memory_that_nobody_names_behind_partitions_is_free_where_they_end(waits, names):
+    """Triton puts there what it needs: a wait behind them is too late, unless it is named."""
+
+    def main():
+        out = torch.zeros(16, 32).half()
+        stores_that_partitions_begin[(1,)](descriptor(out, (16, 32)), waits, names)
+        return bool((out == 1).all())
+
+    findings, is_right = emulate(main)
+    assert is_right
+    assert [one.kind for one in findings] == ["race"] * (not waits and not names)
+    for one in findings:
+        assert "partitions end before a copy by TMA" in one.message
+        assert "tma.store_wait(0) for stores" in one.remedy

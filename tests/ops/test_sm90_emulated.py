@@ -20,7 +20,7 @@ from weft.emulator.observation import Recorder
 from weft.emulator.rewriting import Rewrite
 from weft.ops import ag_moe, cards, moe_route
 from weft.tools.check import Work
-from weft.tools.mutants import FEW_SMS, op_run, searched
+from weft.tools.mutants import FEW_SMS, mutants_in_trials, op_run, runs_on_hopper
 from weft.tools.subjects import on_hopper as on_hopper_of
 from weft.verify.mutants import Bounds, Run
 from weft.verify.mutants.rewrites import Census, OneMutant
@@ -218,9 +218,32 @@ def test_waits_arrivals_fences_and_parity_within_a_block_are_needed():
         assert any(shows(run, seed, OneMutant(mutant)) for seed in range(6)), kind
 
 
+def test_a_tile_that_nobody_is_told_of_is_waited_for_by_the_next_alone():
+    """Own tiles of gemm_rs, the last: each place is written again when it has been read, in tiles
+    of one chunk; and at the end, by both consumers."""
+    runs = runs_on_hopper(cards()["gemm_rs"], "sm_push", "bfloat16")
+    run, census = next(one for one in runs if "tiles of 64" in one.name), Census()
+    assert not run.run(0, census).findings
+    waits = [one for one in census.mutants if one.site.primitive == "tma.store_wait"]
+    assert len(waits) == 4
+    assert [shows(run, 0, OneMutant(one)) for one in waits] == ["race"] * 4
+
+
+def test_where_threads_store_results_a_wait_for_tma_is_no_signal():
+    """Experts' tiles end where another's rows begin: nothing could show such a mutant."""
+    run, census = next(runs_on_hopper(cards()["ag_moe"], "sm_push", "bfloat16")), Census()
+    assert not run.run(0, census).findings
+    names = {one.site.primitive for one in census.mutants}
+    assert "fence_async_shared" in names and "tma.store_wait" not in names
+
+
 @pytest.mark.slow
-def test_every_signal_of_ag_gemm_is_needed():
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize(
+    ("name", "fewest"), [("ag_gemm", 300), ("gemm_rs", 300), ("gemm_ar", 300), ("ag_moe", 100)]
+)
+def test_every_signal_is_needed(name, fewest):
     bounds = Bounds(schedules=16, argued=2, jobs=1)
-    report = searched([of_few_programs()], bounds, "ag_gemm", 2, None)
+    report = mutants_in_trials(cards()[name], bounds, dtype="bfloat16", arch=90)
     assert report.ok, str(report)
-    assert len(report.verdicts) > 90
+    assert len(report.verdicts) > fewest

@@ -235,8 +235,9 @@ def test_a_tile_is_announced_when_its_stores_are_complete(blocking):
     assert "cp.async.bulk.wait_group 0" in ptx[stored : told.start()]
     assert "ld.local" not in ptx and "st.local" not in ptx
     left_out = plain_binary(blocking, b_is_nk=False)
-    # Each consumer's, where it leaves its sums of a shared tile.
+    # Each consumer's, where it leaves its sums of a shared tile; and where it announces a tile.
     assert left_out.asm["ptx"].count("cp.async.bulk.wait_group 0") == 2
+    assert ptx.count("cp.async.bulk.wait_group 0") == 4
 
 
 @pytest.mark.parametrize(("blocking", "waits"), [
@@ -335,7 +336,7 @@ class Without(Rewrite):
 
 # By what is left out, which of them this product can do without, in the order of the TTGIR.
 SPARED = {
-    "ttng.wait_barrier": [5],  # the producer's at its end, for `done`, which this kernel has not
+    "ttng.wait_barrier": [],
     "ttng.arrive_barrier": [],
     "ttng.barrier_expect": [],
     "ttng.fence_async_shared": [],

@@ -167,7 +167,7 @@ def test_of_composed_kernels_the_ir_has_mutants_too(monkeypatch):
 
     monkeypatch.setattr(mutants, "search", searching)
     runs = [Run("it", run)]
-    report = mutants.searched(runs, Bounds(schedules=1, census=1), "it", 1, None)
+    report = mutants.searched(runs, Bounds(schedules=1, census=1, jobs=1), "it", 1, None)
     assert {str(one.mutant).partition(" in ")[0] for one in report.verdicts} == {
         "drop of credit begin", "swap of credit begin",
         "drop of finish done", "swap of finish done", "double of finish done",
@@ -190,9 +190,35 @@ def test_a_kernels_ir_is_changed_in_the_runs_that_load_it(monkeypatch):
 
     monkeypatch.setattr(mutants, "search", searching)
     runs = [running("multiplies", kernel), running("does not", None)]
-    report = mutants.searched(runs, Bounds(schedules=1, census=1), "it", 1, None)
+    report = mutants.searched(runs, Bounds(schedules=1, census=1, jobs=1), "it", 1, None)
     assert tried[:2] == ["multiplies", "does not"] and report.verdicts
     assert set(tried[2:]) == {"multiplies"}
+
+
+def test_kernels_that_differ_in_their_tiles_alone_are_one(monkeypatch):
+    """Its mutants are tried in the runs of each, in that one's tiles."""
+    tiles, asked, replaced = [(16, 16, 16), (32, 32, 32)], [], source.replaced
+    kernels = [core.parse(KERNEL.replace("(16, 16, 16)", str(tile))) for tile in tiles]
+
+    def running(kernel):
+        def run(seed, rewrite):
+            source.load(kernel)
+            return Report("it", 1)
+
+        return Run("it", run)
+
+    def spied(kernel, by):
+        asked.append((kernel, by))
+        return replaced(kernel, by)
+
+    monkeypatch.setattr(mutants, "search", searching)
+    monkeypatch.setattr(source, "replaced", spied)
+    bounds = Bounds(schedules=1, census=1, jobs=1)
+    report = mutants.searched([*map(running, kernels)], bounds, "it", 1, None)
+    assert [one.runs for one in report.verdicts] == [2] * 5
+    assert [kernel for kernel, _ in asked] == kernels * 5
+    assert [by.of(core.Template)[0].tile for _, by in asked] == tiles * 5
+    assert all(kernel != by for kernel, by in asked)
 
 
 def searching(runs, bounds, *, subject, ranks, on_mutant):

@@ -44,7 +44,7 @@ class BulkCopies(SharedAccess):
             pointers, mask, descriptor.outside, descriptor.dtype, shape, loc, segment=segment
         )
         self._touch(AsyncWrite, view, loc, segment)
-        self.under_way[segment] = COPY
+        self.under_way[segment] = COPY, view.memory
 
         def arrive() -> None:
             view.put(values.reshape(view.shape))
@@ -84,7 +84,7 @@ class BulkCopies(SharedAccess):
         self._touch(AsyncRead, view, loc, segment)
         write(view.values.copy())
         self._stores.append(agent)  # type: ignore[union-attr]
-        self.under_way[segment] = COPY
+        self.under_way[segment] = COPY, view.memory
 
     def store_wait(self, pending, loc):
         """The stores have read: that others see what they have written, `complete_stores` says."""

@@ -34,7 +34,7 @@ from weft.emulator.accesses import Awaited, Killed
 from weft.emulator.device import Device
 from weft.emulator.memory import ORDERS, SCOPES, behind, wrap_add
 from weft.emulator.nvshmem import FUNCTIONS as NVSHMEM
-from weft.emulator.shared_memory import Past
+from weft.emulator.shared_memory import Past, View
 from weft.emulator.tensor_access import TensorAccess
 from weft.emulator.works import KernelWork
 
@@ -105,8 +105,8 @@ class Program(TensorAccess):
             for number, function in enumerate(functions)
         ]
 
-    def join_partitions(self):
-        """Go on when all partitions have ended."""
+    def join_partitions(self, left: Sequence[View] = ()):
+        """Go on when all partitions have ended; `left` is memory that nobody names behind them."""
         self.pause("join", lambda: bool(self.partitions))
         while self.partitions:
             self.joins = True
@@ -117,6 +117,8 @@ class Program(TensorAccess):
             self.took(partition)
             self.inherit(partition.past())
         self.ends.clear()
+        if left:
+            self.leave_shared(left)
 
     def partition_ended(self, partition: Partition) -> None:
         self.partitions.remove(partition)

@@ -8,7 +8,7 @@ scheduler says so, a product's and a thread's copy's when they are waited for.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from types import MappingProxyType
 from typing import Any
@@ -96,8 +96,8 @@ class SharedAccess(Threads):
 
     # `begin_block` makes what these stand for; most programs share nothing and go without.
     fenced: Clock
-    # What asynchronous operations do, by segments; partitions share it.
-    under_way: dict[int, str] = MappingProxyType({})  # type: ignore[assignment]
+    # What asynchronous operations do, by segments, and whose memory; partitions share it.
+    under_way: dict[int, tuple[str, SharedMemory | None]] = MappingProxyType({})  # type: ignore[assignment]
     in_block = False
     name: tuple[object, ...]  # the same in every run
     _named = 0
@@ -262,19 +262,25 @@ class SharedAccess(Threads):
         )
         findings.find(Finding("race", message, first, second, remedy))
 
-    def leave_shared(self) -> None:
-        """The block ends: nothing may be under way to its memory, or from it.
+    def leave_shared(self, views: Sequence[View] | None = None) -> None:
+        """The block ends: nothing may be under way to its memory, or from it. With `views` nobody
+        names these any more: Triton may keep there what it exchanges between threads.
 
         What is over, but not waited for, might as well be under way.
         """
-        for segment, what in self.under_way.items():
-            if self.agents.known(segment, self.clock):
+        left = None if views is None else [view.memory for view in views]
+        ends, whose = "a program ends", "another program's"
+        if left is not None:
+            ends, whose = "partitions end", "free for other uses"
+        for segment, (what, memory) in [*self.under_way.items()]:
+            if self.agents.known(segment, self.clock) or (left is not None and memory not in left):
                 continue
+            del self.under_way[segment]
             place = self.agents.segment_place[segment]
             side = self.findings.side(self, place, note="begins it, and it is under way")
             self.findings.find(
                 Finding(
-                    "race", f"a program ends before {what}, which then is another program's", side,
+                    "race", f"{ends} before {what}, which then is {whose}", side,
                     remedy="wait for it before the end: mbarrier.wait for loads and for what"
                     " tcgen05_commit follows, tma.store_wait(0) for stores, in the partition that"
                     " began them",

@@ -146,7 +146,7 @@ class TensorAccess(BulkCopies):
         return segment
 
     def _do(self, segment: int, operation: Callable[[], None]) -> None:
-        self.under_way[segment] = "a tensor core's work on its memory"
+        self.under_way[segment] = "a tensor core's work on its memory", None
 
         def done() -> None:
             with np.errstate(all="ignore"):

@@ -12,7 +12,6 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, tma
 
-import weft.language as wl
 from weft.tiles import tile_trace
 from weft.tiles.fragments import Cells
 from weft.tiles.gemm import Scales
@@ -112,8 +111,10 @@ def emit_one_tile(
                      emit_args, combine, combine_args, scaled, columns, chunk_n, first_left,
                      traced, unit, me)  # fmt: skip
     if announce is not None:
-        # `store_wait` waits until chunks may be reused, this until they have been written.
-        wl.complete_stores()
+        # Its release waits until the chunks have been written, `store_wait` until they may be
+        # reused.
+        # weft: equivalent-mutant incomplete of notify: tiles that go to others by TMA are announced
+        # late; these are stored by threads
         announce(at, own_row // value.shape[0], announce_args)
 
 
@@ -193,9 +194,17 @@ def _emit_chunks(
                 if inside == 0:
                     tile_trace.stamp(traced, unit, tile_trace.COMBINED + me * tile_trace.EACH)
         # Of two buffers the one that was stored from before last.
-        tma.store_wait(first_left if inside == 0 else 1)
+        if inside >= 2 * chunk_n:
+            tma.store_wait(1)
+        else:
+            # weft: equivalent-mutant drop of tma.store_wait in gemm_ar_multiply_sm90: these chunks
+            # are the tile's first in each buffer, and every tile before was announced, by a release
+            # that has completed its stores
+            tma.store_wait(first_left if inside == 0 else 1)
         chunk = chunks.index(inside // chunk_n % 2)
         chunk.store(value.to(chunks.dtype))
+        # weft: equivalent-mutant drop of fence_async_shared in ag_moe_multiply_sm90: experts' tiles
+        # end where another's rows begin, so threads store them, and no TMA reads the chunk
         fence_async_shared()
         emit(at, Cells(row, left_column + inside, own_row, inside == 0), chunk, emit_args)
 

@@ -16,8 +16,9 @@ before the first load of what it guards; the consumers go on. They hand out a ti
     combine(at, cells, value, args) -> value    in registers, as wgmma leaves it: fp32, scaled
     emit(at, cells, chunk, args)                in shared memory, as TMA takes it
     announce(at, part, args)                    by each consumer that has a part of the tile, when
-                                                its stores are complete; with `late` when it has
-                                                multiplied the next
+                                                it has begun to store it; with `late` when it has
+                                                multiplied the next. Its release completes the
+                                                stores: what announces nothing waits for none
 
 Which program does which tiles, and where several share one, each with a part of k, says
 tiles/tile_scheduler.py. Those of part 1, 2, ... leave their sums in `partials`, part 0 adds them in
@@ -301,11 +302,11 @@ def _produce(
             at, of.begin, of.end, filled, b, shape, operands_a, operands_b, empty, full, ready,
             ready_args, tile_m, tile_n, tile_k, stages, b_is_nk, traced, unit,
         )  # fmt: skip
-    # Once every stage is empty again, all that was loaded has been read.
-    for _ in range(stages):
-        mbarrier.wait(empty.index(filled % stages), (filled // stages & 1) ^ 1)
-        filled += 1
     if done is not None:
+        # Once every stage is empty again, all that was loaded has been read.
+        for _ in range(stages):
+            mbarrier.wait(empty.index(filled % stages), (filled // stages & 1) ^ 1)
+            filled += 1
         done(done_args)
 
 
@@ -486,6 +487,8 @@ def _consume(
             tile_trace.stamp(traced, unit, tile_trace.END + me * tile_trace.EACH)
     if late:
         _announce_late(emitted, own_row // rows, waves, order, order_args, announce, announce_args)
+    # weft: equivalent-mutant drop of tma.store_wait in gemm_ar_multiply_sm90: every tile has been
+    # announced, by a release that has completed its stores
     tma.store_wait(0)
 
 
@@ -496,7 +499,6 @@ def _announce_late(
 ):  # fmt: skip
     """What this consumer has of tile i of the order is announced; nothing for i = -1."""
     if i >= 0:
-        wl.complete_stores()
         announce(order(i, waves.num_m, waves.num_n, order_args), part, announce_args)
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import fields, replace
+from functools import partial
 from typing import Any
 
 from weft.base.card import Op
@@ -13,6 +15,7 @@ from weft.base.topology import Topology
 from weft.compiler.lower import source
 from weft.emulator.observation import Observer, Recorder
 from weft.emulator.rewriting import Rewrite
+from weft.ir import core
 from weft.tools.check import Work, one_slot, rel_err
 from weft.tools.subjects import FEW_SMS, HOPPER, NUM_SMS, ScriptSubject, on_hopper
 from weft.verify.laggards import chooser_of
@@ -26,14 +29,20 @@ CALLS = (0, 0, 1, 2, 0)
 SMALL = {"block": 32, "tile_m": 16, "tile_n": 16, "tile_k": 16}
 # Columns of 16 bits that TMA takes.
 TMA_COLUMNS = 8
+HOPPERS_RANKS = 2
 # On Hopper several tiles of several steps for each of few programs, ragged at their ends (in k only
-# where operands are not several); and of so many steps that the last tile is shared.
-HOPPERS_SIZES = ({"m": 300, "n": 264, "k": 136}, {"m": 150, "n": 264, "k": 192})
-SHARED_K = 1088
-# So many communication CTAs that two share a chunk. Consumers have tiles of up to 128 columns in
-# turns, with an even or an odd number of chunks, and half of each wider one, which has a rest.
+# where operands are not several): so many that each consumer has two own ones, one after the other.
+HOPPERS_SIZES = ({"m": 300, "n": 520, "k": 136}, {"m": 150, "n": 520, "k": 192})
+# So many communication CTAs that two share a chunk.
 HOPPERS_CONFIG = {"num_stages": 2, "pushers": 2, "tile_n": 128}
-ODD, WIDE = 64, 320
+# Columns of further tiles: an odd number of chunks, or an even one, for consumers in turns (up to
+# 128) or with half of each tile; some have a rest. And with sizes and SMs of their own: the last
+# tiles are shared, in turns by each consumer.
+HOPPERS_TILES: tuple[tuple[int, dict[str, int], int], ...] = (
+    (64, {}, FEW_SMS), (256, {}, FEW_SMS), (320, {}, FEW_SMS),
+    (128, {"m": 150, "k": 1088}, 4), (128, {"m": 150, "n": 104, "k": 1088}, 6),
+    (320, {"m": 150, "n": 264, "k": 1088}, 6),
+)  # fmt: skip
 
 
 def mutants_of_op(
@@ -64,7 +73,7 @@ def mutants_in_trials(
     subject = f"{op.name} {transport}".strip()
     runs = [] if arch else list(trial_runs(op, transport, dtype))
     runs += runs_on_hopper(op, transport, dtype)
-    ranks = max(sum(trial.nodes) for trial in op.trials)
+    ranks = HOPPERS_RANKS if arch else max(sum(trial.nodes) for trial in op.trials)
     return searched(runs, bounds, subject, ranks, on_mutant)
 
 
@@ -73,27 +82,26 @@ def searched(
 ) -> MutantReport:
     """Mutants of what Triton and the hosts are told; of generated kernels also of their IR.
 
-    A kernel's are tried in the runs that load it.
+    A kernel's are tried in the runs that load it; kernels that differ in their tiles alone are one.
     """
-    loaded: list[dict[Any, None]] = [{} for _ in runs]
+    loaded: list[dict[core.Kernel, None]] = [{} for _ in runs]
     watching = [replace(run, run=_watched(run, seen)) for run, seen in zip(runs, loaded)]
     report = search(watching, bounds, subject=subject, ranks=ranks, on_mutant=on_mutant)
-    for kernel in dict.fromkeys(kernel for seen in loaded for kernel in seen):
-        found = [run for run, seen in zip(runs, loaded) if kernel in seen]
-
-        def instead(mutant: Any, kernel: Any = kernel, found: list[Run] = found) -> list[Run]:
-            return [replace(run, run=_with(run, kernel, mutant)) for run in found]
-
+    limit_s = bounds.limit_s
+    for kernel in dict.fromkeys(_cut(one, ()) for seen in loaded for one in seen):
+        # The limit is for all.
+        left = replace(bounds, limit_s=limit_s and max(limit_s - report.seconds, 0.0))
         of_ir = search_core_ir(
-            kernel, instead, bounds, subject=subject, ranks=ranks, steps=report.steps
-        )
+            kernel, partial(_runs_with, runs, loaded, kernel), left, subject=subject, ranks=ranks,
+            steps=report.steps,
+        )  # fmt: skip
         report.verdicts += of_ir.verdicts
         report.seconds += of_ir.seconds
         report.bound = report.bound or of_ir.bound
     return report
 
 
-def _watched(run: Run, seen: dict[Any, None]) -> Callable[..., Report]:
+def _watched(run: Run, seen: dict[core.Kernel, None]) -> Callable[..., Report]:
     def watched(*args: Any, **rest: Any) -> Report:
         with source.watched() as kernels:
             try:
@@ -104,12 +112,37 @@ def _watched(run: Run, seen: dict[Any, None]) -> Callable[..., Report]:
     return watched
 
 
-def _with(run: Run, kernel: Any, mutant: Any) -> Callable[[int, Any], Report]:
-    def with_mutant(seed: int, rewrite: Any) -> Report:
-        with source.replaced(kernel, by=mutant):
+def _cut(kernel: core.Kernel, tile: Sequence[int]) -> core.Kernel:
+    """The same for tiles of these extents."""
+    statements = (
+        replace(one, tile=tuple(tile)) if isinstance(one, core.Template) else one
+        for one in kernel.statements
+    )
+    return replace(kernel, statements=tuple(statements))
+
+
+def _runs_with(
+    runs: Sequence[Run], loaded: Sequence[Iterable[core.Kernel]], kernel: core.Kernel,
+    mutant: core.Kernel,
+) -> list[Run]:  # fmt: skip
+    """The runs that load the kernel, of whatever tiles, with a mutant in its place."""
+    found = []
+    for run, seen in zip(runs, loaded):
+        of_tiles = [(one, one.of(core.Template)[0].tile) for one in seen]
+        instead = {one: _cut(mutant, tile) for one, tile in of_tiles if _cut(one, ()) == kernel}
+        if instead:
+            found.append(replace(run, run=_with(run, instead)))
+    return found
+
+
+def _with(run: Run, mutants: Mapping[core.Kernel, core.Kernel]) -> Callable[[int, Any], Report]:
+    def with_mutants(seed: int, rewrite: Any) -> Report:
+        with ExitStack() as stack:
+            for kernel, mutant in mutants.items():
+                stack.enter_context(source.replaced(kernel, by=mutant))
             return run.run(seed, rewrite)
 
-    return with_mutant
+    return with_mutants
 
 
 def shown_again(error: ProgramFails, subject: str, ranks: int) -> tuple[Recorder, Report]:
@@ -138,19 +171,17 @@ def runs_on_hopper(op: Op, transport: str, dtype: str) -> Iterator[Run]:
     for config in cut:
         yield op_run(work, [config] * 3, arch=HOPPER)
     for config in cut[:1]:
-        shared = replace(work, shape={**work.shape, "k": SHARED_K})
-        wide = replace(config, tile_n=WIDE)
-        yield op_run(work, [replace(config, tile_n=ODD)] * 3, arch=HOPPER)
-        yield op_run(shared, [config] * 3, arch=HOPPER)
-        for one in (work, shared):
-            yield op_run(one, [wide] * 3, arch=HOPPER)
+        for tile_n, sizes, num_sms in HOPPERS_TILES:
+            one = replace(work, shape={**work.shape, **sizes})
+            of = [replace(config, tile_n=tile_n)] * 3
+            yield op_run(one, of, arch=HOPPER, num_sms=num_sms)
 
 
 def _fitting(op: Op, dtype: str) -> Iterator[tuple[Work, list[Any]]]:
     """The work and the ways of sizes that Hopper's template takes."""
     for sizes in HOPPERS_SIZES:
         shape = {name: sizes.get(name, size) for name, size in op.default_shape.items()}
-        work, ways = on_hopper(Work(op, 2, shape, dtype, (2,)), FEW_SMS)
+        work, ways = on_hopper(Work(op, HOPPERS_RANKS, shape, dtype, (HOPPERS_RANKS,)), FEW_SMS)
         if ways:
             yield work, ways
 
@@ -195,7 +226,7 @@ def mutants_of_script(
 
 def op_run(
     work: Work, configs: Sequence[Any], *, on_heap: bool = False, calls: Sequence[int] = CALLS,
-    arch: int = 0,
+    arch: int = 0, num_sms: int = 0,
 ) -> Run:  # fmt: skip
     """Calls back to back, with other numbers each, on one slot: only signals keep them apart.
 
@@ -231,9 +262,9 @@ def op_run(
 
     def run(seed: int, rewrite: Any, observers: Sequence[Observer] = ()) -> Report:
         with one_slot(), weft.emulated(
-            work.num_ranks, work.nodes or 1, seed, FEW_SMS if arch else NUM_SMS, collect=True,
-            arch=arch, rewrite=rewrite, chooser=chooser_of(seed), observers=observers,
-            name=work.op.name,
+            work.num_ranks, work.nodes or 1, seed, num_sms or (FEW_SMS if arch else NUM_SMS),
+            collect=True, arch=arch, rewrite=rewrite, chooser=chooser_of(seed),
+            observers=observers, name=work.op.name,
         ) as session:  # fmt: skip
             session.run(main)
         return session.report

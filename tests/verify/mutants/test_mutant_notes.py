@@ -59,6 +59,19 @@ def test_primitives_of_gluon_have_the_name_of_their_module(tmp_path):
     assert note.primitives == ("tma.store_wait", "wait") and note.reason == "free already"
 
 
+def test_a_note_may_speak_of_some_kernels_alone(tmp_path):
+    """Of what all share, for who needs less of it: in others it is neither asked for nor wrong."""
+    text = "# weft: equivalent-mutant drop of wait in k, one_more: told before\nwait(x)\n"
+    file = written(tmp_path / "a.py", text)
+    (note,) = notes_in(file)
+    assert (note.primitives, note.kernels) == (("wait",), ("k", "one_more"))
+    assert note.reason == "told before" and "drop of wait in k, one_more: told" in str(note)
+    mine = mutant(file, 2, "drop")
+    others = mine._replace(site=mine.site._replace(kernel="another"))
+    assert note.covers(mine) and not note.covers(others)
+    assert notes_for([mine]) == [note] and not notes_for([others])
+
+
 def test_only_notes_on_the_way_are_asked_for(tmp_path):
     file = written(tmp_path / "a.py")
     assert [note.line for note in notes_for([mutant(file, 9, "drop")])] == [9]
@@ -76,8 +89,9 @@ def test_notes_that_are_wrong_or_speak_of_nothing_are_mistakes(tmp_path):
     assert "a.py:9" in mistake and "take the note away" in mistake
 
 
-def test_whether_stores_are_asynchronous_is_not_the_notes_business(tmp_path):
-    text = "# weft: equivalent-mutant incomplete of notify: none is before it\nnotify()\n"
+@pytest.mark.parametrize("what", ["incomplete of notify", "drop of tma.store_wait"])
+def test_whether_stores_are_asynchronous_is_not_the_notes_business(tmp_path, what):
+    text = f"# weft: equivalent-mutant {what}: none is before it\nnotify()\n"
     notes = notes_in(written(tmp_path / "a.py", text))
     assert not mistakes_of(notes, [])
 

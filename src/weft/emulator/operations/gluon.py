@@ -283,9 +283,27 @@ def warp_specialize(code: Any, op: Any) -> None:
     captured = "".join(f"{code.full(value)}, " for value in op.operands)
     code.line(f"rt.specialize(({''.join(f'{name}, ' for name in names)}), ({captured}))")
     values = code.ops(default.ops)
-    code.line("rt.join_partitions()")
+    left = "".join(f"{code.full(value)}, " for value in _left_behind(code.function, op))
+    code.line(f"rt.join_partitions({f'({left})' if left else ''})")
     for result, value in zip(op.results, values, strict=True):
         code.set(result, code.expr(value), code.phys(value))
+
+
+def _left_behind(function: Any, op: Any) -> Iterator[Any]:
+    """Shared memory that is there before `op`, and that nothing names behind it."""
+    ops = function.body.ops
+    if op not in ops:  # in a loop it may be named again
+        return
+    before, after = ops[: ops.index(op)], ops[ops.index(op) + 1 :]
+    named = {value for one in after for each in (one, *one.inside()) for value in each.operands}
+    for alloc in before:
+        if alloc.name == "ttg.local_alloc":
+            views = {alloc.result}
+            for one in before:
+                if views.intersection(one.operands):
+                    views.update(each for each in one.results if each.type.element == "memdesc")
+            if not views & named:
+                yield alloc.result
 
 
 # Of a block: threads, registers, and what a thread may ask for.

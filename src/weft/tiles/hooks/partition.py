@@ -97,7 +97,6 @@ def is_last_of_chunk(counters, at, part, parts):
     counter = counters + chunk_of(at, at.owner, parts)
     begin, end = signals_of(part, parts)
     stored = end - begin
-    # weft: equivalent-mutant drop of complete_stores: the template has completed them
     done = wl.atomic_add(counter, stored, order=wl.Order.ACQ_REL, scope=wl.Scope.DEVICE) + stored
     first = at.i_n // parts.chunk_n * parts.chunk_n
     columns = min(parts.num_n - first, parts.chunk_n)

@@ -231,6 +231,7 @@ def notify_chunk(signals, parts, at, e, rank, world, order: tl.constexpr, scope:
 def notify_engine(signals, parts, at, rank, world, order: tl.constexpr, scope: tl.constexpr):
     """A token, set here behind that, which the copy engine's stream takes."""
     word = signals + partition.chunk_of(at, at.owner, parts)
+    # weft: equivalent-mutant incomplete of notify: who counted a part of the chunk has completed it
     wl.notify(world, word, 1, to=rank, op="set", order=order, scope=scope)
 
 
@@ -247,6 +248,9 @@ def credit(world, slot, e):
 @triton.jit
 def finish(world, slot, e, num_programs):
     """The last program gives the slot back to every rank."""
+    # weft: equivalent-mutant drop of complete_stores: what went to other ranks was complete when
+    # it was announced; stores of the result, when the kernel has ended
+    # weft: equivalent-mutant incomplete of notify: no other rank reads the result, as above
     slots.slot_finish(world, slot, e, num_programs)
 
 

@@ -32,7 +32,14 @@ from weft.verify.mutants.results import (
     Verdict,
 )
 from weft.verify.mutants.rewrites import ToFirstFinding
-from weft.verify.mutants.search import Bounds, ProgramFails, Run, most_steps, shows
+from weft.verify.mutants.search import (
+    Bounds,
+    ProgramFails,
+    Run,
+    most_steps,
+    shows,
+    side_by_side,
+)
 
 # The program with one of its kernels composed of this: the ways it is run.
 Runs = Callable[[core.Kernel], Sequence[Run]]
@@ -53,20 +60,25 @@ def search_core_ir(
         steps = _steps_of(runs_of(kernel), bounds)
     rewrite = ToFirstFinding()
     rewrite.most_steps = most_steps(steps)
-    report, argued = MutantReport(subject, ranks), Counter[str]()
-    for mutant, changed in mutations(kernel):
+
+    def verdict(task: tuple[Mutant, core.Kernel, int]) -> Verdict:
+        mutant, changed, turn = task
         is_over = bounds.limit_s is not None and time.monotonic() - begin > bounds.limit_s
         runs = [] if is_over else runs_of(changed)
         reason, numbers = argument(mutant), range(len(runs))
         trials = itertools.product(range(bounds.schedules), numbers)
         if reason and runs:
-            of_argument = bounds.trials_of_argued(argued[reason], numbers)
-            trials = ((seed, run) for run, seed in of_argument)
-        argued[reason] += 1
-        verdict = _verdict(mutant, ((runs[run], seed) for seed, run in trials), rewrite)
-        if verdict.outcome == MISSED and reason:
-            verdict = replace(verdict, outcome=EQUIVALENT, by=reason)
-        report.verdicts.append(verdict)
+            trials = ((seed, run) for run, seed in bounds.trials_of_argued(turn, numbers))
+        found = _verdict(mutant, ((runs[run], seed) for seed, run in trials), rewrite)
+        if found.outcome == MISSED and reason:
+            return replace(found, outcome=EQUIVALENT, by=reason)
+        return found
+
+    argued, tasks = Counter[str](), []
+    for mutant, changed in mutations(kernel):
+        tasks.append((mutant, changed, argued[argument(mutant)]))
+        argued[argument(mutant)] += 1
+    report = MutantReport(subject, ranks, list(side_by_side(verdict, tasks, bounds.jobs)))
     if report.of(NOT_RUN):
         report.bound = f"the limit of {bounds.limit_s:g} s was reached"
     report.seconds = time.monotonic() - begin

@@ -37,6 +37,8 @@ WITHOUT = {
     "relax-release": {"release": "relaxed", "acq_rel": "acquire"},
 }
 SIGNAL_AT = "signal_at"
+# What waits for asynchronous stores alone.
+COMPLETIONS = ("weft.complete_stores", "ttng.async_tma_store_wait")
 ONE_FLAG = 1 << 32  # a packet's flag is its upper half
 
 
@@ -150,7 +152,7 @@ def _drop(op: Op, primitive: Symbol, around: _Surroundings) -> Iterator[tuple[st
         yield "drop", {condition: with_operand(condition, 0, [false], false.result)}
     elif name == "weft.wait_packets":
         yield "drop", {op: [_plain_load(op)]}
-    elif name == "weft.complete_stores" and not around.has_asynchronous:
+    elif name in COMPLETIONS and not around.has_asynchronous:
         return
     elif primitive.can_drop:
         word = "true" if name == "weft.test" else "0"

@@ -1,12 +1,12 @@
 """Arguments that a mutant changes nothing, read from comments in the source.
 
-    # weft: equivalent-mutant KIND, ... [of PRIMITIVE, ...]: the reason
+    # weft: equivalent-mutant KIND, ... [of PRIMITIVE, ...] [in KERNEL, ...]: the reason
     # which may go on in the comments that follow
     the statement
 
 A note stands above a statement, or behind it, and speaks of every mutant of these kinds (and these
-primitives) whose chain of calls passes through the statement. A kind is a word of `KINDS`, or its
-first part: `relax`, `value`.
+primitives, in these kernels) whose chain of calls passes through the statement. A kind is a word of
+`KINDS`, or its first part: `relax`, `value`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,13 @@ from weft.base.place import Frame, Place
 from weft.verify.mutants.records import KINDS, Mutant
 
 _HEAD = re.compile(r"#\s*weft:\s*equivalent-mutant\b(?P<rest>.*)")
-_BODY = re.compile(r"\s*(?P<kinds>[\w+, -]+?)(?:\s+of\s+(?P<names>[\w., ]+))?\s*:\s*(?P<reason>.*)")
+_BODY = re.compile(
+    r"\s*(?P<kinds>[\w+, -]+?)(?:\s+of\s+(?P<names>[\w., ]+?))?(?:\s+in\s+(?P<kernels>[\w, ]+))?"
+    r"\s*:\s*(?P<reason>.*)"
+)
+
+
+OF_STORES = (("complete_stores",), ("tma.store_wait",))
 
 
 @dataclass(frozen=True)
@@ -36,6 +42,7 @@ class Note:
     lines: range
     kinds: tuple[str, ...]
     primitives: tuple[str, ...]
+    kernels: tuple[str, ...]
     reason: str
 
     def covers(self, mutant: Mutant) -> bool:
@@ -47,16 +54,20 @@ class Note:
         )
 
     def is_passed_by(self, mutant: Mutant) -> bool:
-        """Does the mutant's chain of calls pass through the statement?"""
-        return any(one.file == self.file and one.number in self.lines for one in mutant.site.lines)
+        """Does the mutant's chain of calls pass through the statement, in a kernel it speaks of?"""
+        site = mutant.site
+        return (not self.kernels or site.kernel in self.kernels) and any(
+            one.file == self.file and one.number in self.lines for one in site.lines
+        )
 
     @property
     def is_of_asynchronous_stores(self) -> bool:
         """Whether a program has such stores depends on its inputs, and on Triton's version."""
-        return self.kinds == ("incomplete",) or self.primitives == ("complete_stores",)
+        return self.kinds == ("incomplete",) or self.primitives in OF_STORES
 
     def __str__(self) -> str:
         of = f" of {', '.join(self.primitives)}" if self.primitives else ""
+        of += f" in {', '.join(self.kernels)}" if self.kernels else ""
         return f"{Path(self.file).name}:{self.line}: {', '.join(self.kinds)}{of}: {self.reason}"
 
 
@@ -118,10 +129,11 @@ def _note(file: str, line: int, words: str, lines: range) -> Note:
         what = f"no kind of mutant is called {wrong[0]!r}" if wrong else "it cannot be read"
         raise UsageError(
             f"the note of equivalence {words!r}: {what}; write `# weft: equivalent-mutant KIND of "
-            f"PRIMITIVE: reason` with the kinds {', '.join(KINDS)}",
+            f"PRIMITIVE in KERNEL: reason` with the kinds {', '.join(KINDS)}",
             place=Place((Frame(file, line),)),
         )
-    return Note(file, line, lines, kinds, _list(body["names"] or ""), body["reason"].strip())
+    primitives, kernels = _list(body["names"] or ""), _list(body["kernels"] or "")
+    return Note(file, line, lines, kinds, primitives, kernels, body["reason"].strip())
 
 
 def _list(text: str) -> tuple[str, ...]:

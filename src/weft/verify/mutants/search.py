@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import weft.emulator
 from weft.base.errors import CompileError, UnsupportedError, UsageError, WeftError
@@ -179,19 +180,7 @@ class Hunt:
     argued: Counter[str] = field(default_factory=Counter)  # mutants, by the reason
 
     def verdicts(self, mutants: Sequence[Mutant]) -> Iterator[Verdict]:
-        jobs = self.bounds.jobs or os.cpu_count() or 1
-        if min(jobs, len(mutants)) < 2 or "fork" not in multiprocessing.get_all_start_methods():
-            yield from map(self.verdict, mutants)
-            return
-        global _hunt, _mutants
-        _hunt, _mutants = self, mutants
-        try:
-            # The runs are closures: the children have them because they are forks.
-            context = multiprocessing.get_context("fork")
-            with ProcessPoolExecutor(jobs, context, initializer=_alone) as pool:
-                yield from pool.map(_verdict_of, range(len(mutants)))
-        finally:
-            _hunt, _mutants = None, ()
+        return side_by_side(self.verdict, mutants, self.bounds.jobs)
 
     def verdict(self, mutant: Mutant) -> Verdict:
         begin = time.monotonic()
@@ -252,13 +241,32 @@ class Hunt:
         return limit is not None and time.monotonic() - self.begin > limit
 
 
-_hunt: Hunt | None = None
-_mutants: Sequence[Mutant] = ()
+def side_by_side(
+    verdict: Callable[[Any], Verdict], tasks: Sequence[Any], jobs: int
+) -> Iterator[Verdict]:
+    """The verdict of each task, in order; in `jobs` processes, 0 is one for each CPU."""
+    jobs = jobs or os.cpu_count() or 1
+    if min(jobs, len(tasks)) < 2 or "fork" not in multiprocessing.get_all_start_methods():
+        yield from map(verdict, tasks)
+        return
+    global _verdict, _tasks
+    _verdict, _tasks = verdict, tasks
+    try:
+        # Tasks and their runs are closures: the children have them because they are forks.
+        context = multiprocessing.get_context("fork")
+        with ProcessPoolExecutor(jobs, context, initializer=_alone) as pool:
+            yield from pool.map(_verdict_of, range(len(tasks)))
+    finally:
+        _verdict, _tasks = None, ()
+
+
+_verdict: Callable[[Any], Verdict] | None = None
+_tasks: Sequence[Any] = ()
 
 
 def _verdict_of(index: int) -> Verdict:
-    assert _hunt is not None
-    return _hunt.verdict(_mutants[index])
+    assert _verdict is not None
+    return _verdict(_tasks[index])
 
 
 def _alone() -> None:
