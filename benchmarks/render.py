@@ -378,11 +378,11 @@ def decode_table(gpus: str) -> str:
     document = json.loads((RESULTS / f"decode_step_{gpus}.json").read_text())
     ways = list(document["rows"][0]["us"])
     lines = [
-        [row["model"], str(row["batch"]), f"{row['weights_us']:.0f}",
+        [row["model"], f"{row['batch']}, {row['context']}", f"{row['weights_us']:.0f}",
          *(f"{row['us'][way]:.0f}" for way in ways)]
         for row in document["rows"]
     ]  # fmt: skip
-    header = ["model", "batch", "weights' reading alone, us", *ways]
+    header = ["model", "batch, context", "reading weights and caches alone, us", *ways]
     return "\n".join([*table(header, lines), "", f"{gpus_of(document)}.", ""])
 
 
@@ -475,8 +475,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "pairs": lambda: whole_ways_table(names(), 2),
     "others": lambda: whole_ways_table([op for op in names() if op not in SHOWN], 4),
     "decode_step": lambda: decode_table("h200x4"),
-    "decode_pair": lambda: decode_table("h200x2"),
-    "decode_fused": lambda: decode_table("h100x2"),
+    "decode_fused": lambda: decode_table("h200x2"),
     "changing_sizes": changing_sizes_table,
     "layers": lambda: layers_table("h100x2"),
 }
