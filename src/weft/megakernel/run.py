@@ -185,9 +185,10 @@ class Runner:
         tasks, waits, bumps, totals, counts = self._tables
         board = Board(tasks, waits, bumps, totals, slot.counters, slot.bases, counts)
         values = self._generated.values(*(bound[name] for name in self._names))
+        options = self.options.compiled_with(self.world.target, self.bodies)
         self._generated.kernel[(self.graph.num_workers,)](
             values, self._sizes, *self._tiles, board, slot.arg, self.world.arg,
-            **self.options.compiled_with(self.world.target, self.bodies), launch_cooperative_grid=True,
+            **options, launch_cooperative_grid=True,
         )  # fmt: skip
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import platform
 import subprocess
 from collections.abc import Callable
@@ -13,6 +12,7 @@ from typing import Any
 
 from weft.base.counts import counted
 from weft.base.target import TARGETS
+from weft.base.versions import version_of
 from weft.tools import console, options
 
 LIBRARIES = {
@@ -41,7 +41,7 @@ class Ability:
 
 def doctor(json: options.AsJson = False) -> int:
     """Show what works on this machine (versions, GPUs, links), and how to repair what does not."""
-    versions = {"python": platform.python_version(), **{n: version(n) for n in LIBRARIES}}
+    versions = {"python": platform.python_version(), **{n: version_of(n) or None for n in LIBRARIES}}
     abilities = [libraries(versions)]
     found: list[dict[str, Any]] = []
     links: list[dict[str, Any]] = []
@@ -66,13 +66,6 @@ def doctor(json: options.AsJson = False) -> int:
     }
     console.print_json(values) if json else show(values)
     return console.FINE if values["ok"] else console.PROBLEM
-
-
-def version(name: str) -> str | None:
-    try:
-        return importlib.metadata.version(name)
-    except importlib.metadata.PackageNotFoundError:
-        return None
 
 
 def libraries(versions: dict[str, str | None]) -> Ability:
