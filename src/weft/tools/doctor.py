@@ -41,7 +41,8 @@ class Ability:
 
 def doctor(json: options.AsJson = False) -> int:
     """Show what works on this machine (versions, GPUs, links), and how to repair what does not."""
-    versions = {"python": platform.python_version(), **{n: version_of(n) or None for n in LIBRARIES}}
+    versions: dict[str, str | None] = {"python": platform.python_version()}
+    versions |= {name: version_of(name) or None for name in LIBRARIES}
     abilities = [libraries(versions)]
     found: list[dict[str, Any]] = []
     links: list[dict[str, Any]] = []
