@@ -18,6 +18,7 @@ import fake_machine
 import pytest
 import torch
 import written_launches
+from effort import slow_but
 from fake_machine import by_stream
 from torchrun import environment
 
@@ -158,8 +159,12 @@ def called(what: Any, config: Any, world: Any, tensors: list[torch.Tensor], m: i
         now.by_address = before
 
 
+QUICK = ("gathered by SMs", "gathered by packets", "summed by engines", "reduced",
+         "a program by engines", "a persistent program", "reduced on AMD")  # fmt: skip
+
+
 @pytest.mark.parametrize("is_recorded", [False, True], ids=["eager", "recorded"])
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(("case",), slow_but(zip(QUICK), zip(CASES)))
 def test_it_queues_what_the_call_queues(case, is_recorded, tmp_path, machine):
     what, config, rows = CASES[case]
     with pytest.MonkeyPatch.context() as unpatched:
@@ -292,8 +297,8 @@ def taken_by(assembly: dict[str, Any]) -> list[int]:
     ]
 
 
-@pytest.mark.parametrize("case", ["summed by SMs", "gathered by packets", "reduced",
-                                  "a program by engines", "gathered on AMD"])  # fmt: skip
+@pytest.mark.parametrize("case", ["summed by engines", "gathered by packets", "reduced",
+                                  "a program by engines", "reduced on AMD"])  # fmt: skip
 def test_what_is_packed_is_what_the_assembly_takes(case):
     """As many words, each as wide: tensor maps whole, Triton's scratch memory last."""
     made = built(case)
@@ -457,6 +462,7 @@ def test_shards_that_differ_ask_for_m(tmp_path, machine):
     assert on_ranks(main) == [[64, 63, 63, 63]] * 2
 
 
+@pytest.mark.slow
 def test_two_builds_are_equal_bit_by_bit(tmp_path):
     """By processes that hash strings otherwise, and with nothing in Triton's cache."""
     folders = []
