@@ -102,7 +102,10 @@ def kernel_of(target, template, world_version=None, op="ag_gemm", transport="sm_
 
 
 @pytest.mark.parametrize("target", ["emu", pytest.param("cuda:90", marks=pytest.mark.slow)])
-def test_where_no_trace_is_kept_the_plain_template_is_the_same(target, tmp_path):
+def test_where_no_trace_is_kept_the_plain_template_is_the_same(target, tmp_path, monkeypatch):
+    monkeypatch.setenv(
+        "TRITON_CACHE_DIR", str(tmp_path / "cache")
+    )  # of other tests' kernels nothing
     fn, record = kernel_of(target, "plain")
     other = kernel_with(fn, triton.jit, gemm=without_stamps(gemm, tmp_path))
     assert code_of(other, record, target) == code_of(fn, record, target)
@@ -111,7 +114,8 @@ def test_where_no_trace_is_kept_the_plain_template_is_the_same(target, tmp_path)
 
 
 @pytest.mark.slow
-def test_and_so_is_that_for_hopper(tmp_path):
+def test_and_so_is_that_for_hopper(tmp_path, monkeypatch):
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "cache"))
     record = record_of(gemm_sm90.TURNS, "bf16", False)
     other = kernel_with(plain_gemm, gluon.jit, gemm_sm90=without_stamps(gemm_sm90, tmp_path))
     assert code_of(other, record, "cuda:90") == code_of(plain_gemm, record, "cuda:90")
