@@ -103,9 +103,7 @@ def kernel_of(target, template, world_version=None, op="ag_gemm", transport="sm_
 
 @pytest.mark.parametrize("target", ["emu", pytest.param("cuda:90", marks=pytest.mark.slow)])
 def test_where_no_trace_is_kept_the_plain_template_is_the_same(target, tmp_path, monkeypatch):
-    monkeypatch.setenv(
-        "TRITON_CACHE_DIR", str(tmp_path / "cache")
-    )  # of other tests' kernels nothing
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "cache"))
     fn, record = kernel_of(target, "plain")
     other = kernel_with(fn, triton.jit, gemm=without_stamps(gemm, tmp_path))
     assert code_of(other, record, target) == code_of(fn, record, target)
