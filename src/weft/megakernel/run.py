@@ -124,7 +124,7 @@ class Runner:
                 f"{program.name}: its tables must be put on the device, but a recording is under "
                 "way; call the program once with these sizes before recording"
             )
-        self.world, self.program, self.options = world, program, options
+        self.world, self.program = world, program
         places = {one.name: one.place for one in program.tasks}
         reads = _reads(program)
         self._copied = layouts.to_copy(program.name, tensors, reads, places)
@@ -142,6 +142,7 @@ class Runner:
             *(operands.size(world.rank, name) for name in operands.sizes)
         )
         self._tiles = tuple(tile_of(body).as_constexpr() for body in self.bodies)
+        self._compiled_with = options.compiled_with(world.target, self.bodies)
         # Never empty, so that there is an address.
         self._tables = [
             torch.tensor([*table, 0], dtype=torch.int32).to(world.device)
@@ -185,10 +186,9 @@ class Runner:
         tasks, waits, bumps, totals, counts = self._tables
         board = Board(tasks, waits, bumps, totals, slot.counters, slot.bases, counts)
         values = self._generated.values(*(bound[name] for name in self._names))
-        options = self.options.compiled_with(self.world.target, self.bodies)
         self._generated.kernel[(self.graph.num_workers,)](
             values, self._sizes, *self._tiles, board, slot.arg, self.world.arg,
-            **options, launch_cooperative_grid=True,
+            **self._compiled_with, launch_cooperative_grid=True,
         )  # fmt: skip
 
 
