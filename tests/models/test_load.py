@@ -100,7 +100,7 @@ def test_models_that_nobody_makes_tiny(ranks, tmp_path, kind):
 
 
 def test_a_rank_reads_its_part_alone(ranks, tiny, monkeypatch):
-    read = checkpoint.Stored.read
+    read, folder = checkpoint.Stored.read, tiny("qwen3_moe")
 
     def main():
         with weft.init() as world:
@@ -113,7 +113,7 @@ def test_a_rank_reads_its_part_alone(ranks, tiny, monkeypatch):
 
             with monkeypatch.context() as patch:
                 patch.setattr(checkpoint.Stored, "read", noting)
-                models.load(tiny("qwen3_moe"), world)
+                models.load(folder, world)
             alike = [name for name, whole, part in seen if part == whole]
             assert all("norm" in one or one.endswith("gate.weight") for one in alike), alike
             assert {whole // part for name, whole, part in seen if name not in alike} == {2}
@@ -141,9 +141,11 @@ def test_experts_that_are_stacked_in_a_checkpoint(ranks, tiny, tmp_path):
 
 
 def test_another_dtype(ranks, tiny):
+    folder = tiny("llama")
+
     def main():
         with weft.init() as world:
-            model = models.load(tiny("llama"), world, dtype=torch.bfloat16)
+            model = models.load(folder, world, dtype=torch.bfloat16)
             assert {one.dtype for one in model.parameters()} == {torch.bfloat16}
             assert model.model.rotary_emb.inv_freq.dtype == torch.float32
 

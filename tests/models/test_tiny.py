@@ -28,6 +28,19 @@ def test_the_same_model_each_time(tiny, tmp_path):
         assert (tmp_path / "again" / file).read_bytes() == (tiny("qwen3") / file).read_bytes()
 
 
+def test_on_rank_0_alone(ranks, tmp_path):
+    def main():
+        with weft.init() as world:
+            if world.rank == 0:
+                return models.make_tiny(tmp_path / "m", "llama")
+            with pytest.raises(weft.UsageError, match="rank 1, where transformers writes no files"):
+                models.make_tiny(tmp_path / "other", "llama")
+
+    ranks(main, 2)
+    assert (tmp_path / "m" / "config.json").exists()
+    assert not (tmp_path / "other").exists()
+
+
 def test_mistakes(tiny):
     with pytest.raises(weft.UsageError, match="kind 'gpt'; there are llama, qwen3, qwen3_moe"):
         models.make_tiny("nowhere", "gpt")

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from weft.base.errors import UsageError
 from weft.models.needed import needed
@@ -54,8 +55,13 @@ def make_tiny(folder: str | Path, kind: str = "llama") -> None:
 
     In a process group, call it on rank 0: transformers writes on no other one.
 
-    Raises  UsageError: another kind, or a folder that has a model already
+    Raises  UsageError: another kind, a folder that has a model already, or another rank
     """
+    if dist.is_initialized() and dist.get_rank():
+        raise UsageError(
+            f"make_tiny: called on rank {dist.get_rank()}, where transformers writes no files; "
+            "call it on rank 0, or before the process group is made"
+        )
     if kind not in KINDS:
         raise UsageError(f"make_tiny: kind {kind!r}; there are {', '.join(KINDS)}")
     folder = Path(folder)
