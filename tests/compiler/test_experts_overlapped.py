@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from composed_kernels import GOLDEN
@@ -29,16 +31,17 @@ def stages_of(compiled, num_ranks: int = 2, **settings):
     return overlap(compiled.stages.tasks["place"], facts, Settings(**settings))
 
 
-def test_a_layer_is_a_router_and_two_kernels():
+def test_a_layer_is_a_router_and_three_kernels():
     plan = stages_of(layer(), tiles=TILES).plan
     assert [one.function for one in plan.of(Call)] == ["moe_route"]
-    first, second = plan.of(Launch)
+    first, second, third = plan.of(Launch)
     assert [do.kind for do in first.body] == [
         "all_gather", "gather_rows", "grouped_matmul", "silu_mul",
     ]  # fmt: skip
-    assert [do.kind for do in second.body] == ["grouped_matmul", "scatter_rows", "reduce_scatter"]
+    assert [do.kind for do in second.body] == ["grouped_matmul"]
+    assert [do.kind for do in third.body] == ["scatter_rows", "reduce_scatter"]
     assert plan.of(Call)[0].tile_rows == first.tile[0] == 16
-    assert {one.table for one in plan.of(Channel)} == {"routing"}
+    assert [one.table for one in plan.of(Channel)] == ["routing", ""]
 
 
 @pytest.mark.parametrize(("num_ranks", "engine"), [(1, "feed"), (3, "feed"), (3, "ce_push")])
@@ -125,7 +128,7 @@ def several(ranks, seeds, num_ranks: int) -> set[str]:
 
 
 def test_random_layers(ranks):
-    assert several(ranks, range(2), 2) == {"grouped"}
+    assert several(ranks, range(2), 2) == {"grouped", "rows"}
 
 
 @pytest.mark.slow
@@ -191,11 +194,11 @@ def test_kernels_compile_and_their_waits_hold(target: str):
     }
     for kernel in kernels.lower(plan).values():
         variants = source.load(kernel)
-        # Rows that go to their tokens' ranks are no chunks of tiles.
-        scatters = any(one.function == "push_rows" for one in kernel.of(core.Hook))
-        assert (variants.sm90 is None) == scatters
-        for variant in ("plain", "sm90") if target == "cuda:90" and not scatters else ("plain",):
-            made = record(kernel, variant, given[variant])
+        is_rows = kernel.of(core.Template)[0].function == "rows"
+        assert (variants.sm90 is None) == is_rows
+        for variant in ("plain", "sm90") if target == "cuda:90" and not is_rows else ("plain",):
+            cut = replace(given[variant], tile=(2, 4096)) if is_rows else given[variant]
+            made = record(kernel, variant, cut)
             binary = triton_api.compile_kernel(getattr(variants, variant), made, TARGETS[target])
             report = compiled_check(binary, TARGETS[target])
             assert report.ok, str(report)

@@ -50,6 +50,8 @@ CASES = {
     "ag_moe by SMs": ("ag_moe", EXPERTS, SM),
     "ag_moe by engines": ("ag_moe", EXPERTS, CE),
     "ag_moe, experts without tokens": ("ag_moe", {**EXPERTS, "m": 7, "experts": 12}, SM),
+    "moe_rs": ("moe_rs", EXPERTS, SM),
+    "moe_rs, experts without tokens": ("moe_rs", {**EXPERTS, "m": 7, "experts": 12}, SM),
 }  # fmt: skip
 # On three ranks: parts that no tile divides, ranks without rows, one row in all.
 AWKWARD = [
@@ -59,6 +61,7 @@ AWKWARD = [
         "gemm_rs": {"engines": CE, "SMs": SM, "TMA": TMA},
         "gemm_ar": {"SMs": SM, "TMA": TMA},
         "ag_moe": {"engines": CE, "SMs": SM},
+        "moe_rs": {"SMs": SM},
     }.items()
     for name, transport in ways.items()
     for m in (401, 4, 1)
@@ -123,7 +126,7 @@ def test_is_right_and_clean(case):
 @pytest.mark.slow
 @pytest.mark.parametrize(("op", "m", "transport"), AWKWARD)
 def test_awkward_shapes_on_three_ranks(op, m, transport):
-    sizes = {**(EXPERTS if op == "ag_moe" else GATHERED), "m": m}
+    sizes = {**(EXPERTS if op in ("ag_moe", "moe_rs") else GATHERED), "m": m}
     if op == "gemm_rs" and transport is CE:  # engines move chunks of whole tiles
         sizes["n"] = 128
     assert runs_in_gluon(emulated((op, sizes, transport), m, num_ranks=3))

@@ -34,9 +34,10 @@ from weft.ir.kinds import ELEMENTWISE, KINDS, OF_ONE_WIDTH
 
 # operand: a TMA descriptor or a pointer, as the tile says.
 # number: a float, or several, which `by` gives. tables: several pointers, to what a router made.
+# count: how many choices a token has, by the table `by`.
 # packets: words on the heap of which each holds data and the flag that says that it has come.
 SORTS = (
-    "operand", "pointer", "signals", "slot", "world", "number", "tables", "packets",
+    "operand", "pointer", "signals", "slot", "world", "number", "count", "tables", "packets",
 )  # fmt: skip
 # Static: affine, of rows of these params. Tables: filled on the device.
 MAPPINGS = ("static", "tables")
@@ -73,14 +74,14 @@ FUNCTIONS = {
     "hierarchical_scatter": ("order", ("mapping",)),
     "in_rows": ("order", ("mapping",)),
     "in_turn": ("order", ("tables", "mapping")),
-    "in_turn_backwards": ("order", ("tables", "mapping")),
     "feed": ("begin", ("pointer", "pointer", "mapping")),
     # By communication CTAs, which count the pieces of a chunk.
     "push_own": ("begin", ("pointer", "pointer", "signals", "mapping")),
     "scale_rows": ("scales", ("pointer", "pointer", "number")),
     "scale_blocks": ("scales", ("pointer", "pointer", "number")),
     "rows_by_token": ("ready", ("pointer", "tables")),
-    "rows_by_slot": ("ready", ("pointer",)),
+    "rows_by_slot": ("ready", ("operand",)),
+    "choices": ("ready", ("operand", "tables", "count", "mapping")),
     # Of the rows of all ranks those of one channel at a time, own ones first.
     "channels": ("segments", ("mapping",)),
     # The next of them, of the left or of the right operand, and as many of the other one.
@@ -98,8 +99,6 @@ FUNCTIONS = {
     "store_own": ("emit", ("operand", "mapping")),
     "store_slots": ("emit", ("pointer",)),
     "stage": ("emit", ("operand", "mapping")),  # another rank's tile, where an engine fetches it
-    "push_rows": ("emit", ("pointer", "tables", "mapping")),
-    "sum_rows": ("collect", ("pointer", "pointer", "mapping")),
     "push": ("emit", ("pointer", "mapping")),
     "spread": ("emit", ("pointer", "mapping")),
     "send": ("emit", ("pointer", "mapping")),  # as push, by TMA where there is one
@@ -129,6 +128,7 @@ FUNCTIONS = {
     "take_packets": ("collect", ("packets", "operand", "mapping")),
     "load_rows": ("collect", ("pointer", "mapping")),
     "store_rows": ("result", ("pointer", "mapping")),
+    "store_own_rows": ("result", ("pointer", "mapping")),
 }
 
 # Function -> which of its arguments other ranks or copy engines write while the kernel runs, and
@@ -144,7 +144,6 @@ ARRIVALS = {
     "add_staged": (0, "chunk"),
     "unpack": (0, "tile"),
     "load_rows": (0, "tile"),
-    "sum_rows": (0, "all"),
 }
 # Function -> which of its arguments it writes for others, and whom the notify behind it reaches.
 DEPARTURES = {
@@ -154,7 +153,6 @@ DEPARTURES = {
     "send": (0, "owner"),
     "spread": (0, "all"),
     "send_to_all": (0, "all"),
-    "push_rows": (0, "all"),
     "stage": (0, "engine"),
 }
 # What reaches other ranks.
@@ -165,7 +163,7 @@ FAR = (*(name for name in DEPARTURES if name != "stage"), "send_packets", "push_
 TEMPLATES = {
     "gemm": (3, ("order", "ready", "emit")),
     # A tile's rows, and how many columns there are.
-    "rows": (2, ("order", "ready", "combine", "emit", "collect", "result")),
+    "rows": (2, ("order", "ready", "combine", "emit", "result")),
     # The same where each rank sums all rows, whose shares come as packets.
     "every_row": (2, ("order", "ready", "emit", "combine", "result")),
 }

@@ -110,6 +110,8 @@ def _template(kernel: Kernel) -> Iterator[tuple[str, Place]]:
         yield f"{kernel.name} is of template {template.function}; {message}", template.place
         return
     _, needed = TEMPLATES[template.function]
+    if any(one.function.startswith("spread") for one in kernel.of(Hook)):
+        needed = (*needed, "collect")  # what owners hand to all
     cuts = {one.cuts for one in kernel.of(Mapping)}
     if message := wrong_tile(template.function, template.tile, is_static=cuts <= {"whole", "part"}):
         yield f"template {template.function} has tile={template.tile}; {message}", template.place

@@ -7,17 +7,16 @@ Every rank has all m * top_k slots of x, in moe_route's order, but a part of k, 
 every expert's rows; tokens are split as torch.chunk splits them, and a rank ends with its own: the
 down projection of a mixture of experts. Which slots an expert has is known on the device alone.
 
-Plan    the compiler's, of `program` below (`weft explain moe_rs`): tiles in moe_route's turns from
-        the last one, so own tokens' come last; rows times their weights go to the rank whose token
-        each is; every rank is told of every tile, whether it has tokens in it or not. Then own
-        tokens are added up in fp32: this rank's share, rank + 1's, ..; of each the first choice's,
-        the second's, ..
-Signals the plan's: a word for each tile, source and column of tiles. A rank waits for one range of
-        words, of which each thread looks at its own; by the tables it would wait for each tile
+Plan    the compiler's, of `program` below (`weft explain moe_rs`): a kernel multiplies and stores
+        rows by slot, rounded; a second one adds up each token's rows, times their weights, in fp32:
+        the first choice's, the second's, .. This rank's share of a token goes to the rank whose
+        token it is, which adds own shares to rank + 1's, rank + 2's, .. So a row travels for each
+        token, not one for each of its choices
+Signals the plan's: a word for each tile of tokens and source
 The order of sums is fixed, so results are the same bits in every run. Shares travel in the result's
 dtype.
 
-Limits  as ag_moe; what travels is a row for each choice of a token, not one for each token
+Limits  as ag_moe; columns are one tile of the second kernel, up to 32768
 Source  docs/decisions/009-hooks.md
 """
 
@@ -58,6 +57,7 @@ class Problem(grouped.Problem):
 
     op, rows_are = "moe_rs", "one for each slot, as ag_moe gives them"
     transports, program = (SM_PUSH, UNFUSED), staticmethod(program)
+    templates = ("plain", "sm90")
 
     def rows_of_x(self, rank: int) -> int:
         return self.num_slots

@@ -10,13 +10,15 @@ from collections.abc import Mapping
 from math import ceil
 from typing import Any, NamedTuple
 
+import torch
+
 from weft.base.elements import Axes
 from weft.base.parts import part_of
 from weft.base.target import Target
 from weft.ir.device import Launch
 from weft.ir.schedule import Schedule
 from weft.tiles import blocking, gemm, gemm_sm90
-from weft.tiles.hooks import order, partition, scatter
+from weft.tiles.hooks import order, partition, scatter, table
 
 # Of the order's end, own tiles alone, in turns of all programs (order.order_of).
 LAST = 3
@@ -57,6 +59,17 @@ class KernelLaunch:
     ) -> Start:
         """The launch with these tensors; `words` are its channels'."""
         raise NotImplementedError
+
+
+def tables_in(bound: Mapping[str, Any], name: str, world: Any) -> table.Tables:
+    """Of the call; before the router has run, for loading, some of their dtypes."""
+    if name in bound:
+        return table.Tables.of(bound[name])
+    return table.Tables(*[
+        torch.zeros(4, dtype=torch.float32 if field == "weight_of" else torch.int32,
+                    device=world.device)
+        for field in table.Tables._fields
+    ])  # fmt: skip
 
 
 def parts_of(

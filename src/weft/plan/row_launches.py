@@ -18,7 +18,13 @@ from weft.base.target import Target
 from weft.compiler.lower import source
 from weft.ir import core
 from weft.ir.device import Launch
-from weft.plan.launches import REGISTERS_OF_THREAD, THREADS_OF_SM, KernelLaunch, Start
+from weft.plan.launches import (
+    REGISTERS_OF_THREAD,
+    THREADS_OF_SM,
+    KernelLaunch,
+    Start,
+    tables_in,
+)
 from weft.plan.sizes import SizedPlan
 from weft.tiles import rows
 from weft.tiles.hooks import partition
@@ -107,11 +113,12 @@ class SummedRows(KernelLaunch):
     def __init__(self, plan: SizedPlan, launch: Launch, kernel: core.Kernel) -> None:
         self.launch, self.kernel, self.world = launch, kernel, plan.world
         self.variants = source.load(kernel)
-        (m, n), ranks, target = (
-            plan.shape(launch.writes[0]),
-            plan.world.num_ranks,
-            plan.world.target,
-        )
+        ranks, target = plan.world.num_ranks, plan.world.target
+        channel = next(one for one in plan.channels.values() if one.buffer in launch.pushes)
+        m, (_, n) = plan.rows(channel), plan.shape(launch.writes[0])
+        # Of a token's rows that are added up.
+        self._top_k = {one.by: plan.shape(one.by)[1] for one in kernel.of(core.Param)
+                       if one.sort == "count"}  # fmt: skip
         sized = Rows(m, n, full_part(m, ranks), ranks)
         by_packets = any(one.sort == "packets" for one in kernel.of(core.Param))
         cut = RowBlocking.of(by_packets, m, n, target)
@@ -148,6 +155,10 @@ class SummedRows(KernelLaunch):
         for one in self.kernel.of(core.Param):
             if one.sort == "number":
                 given.append(float(one.by))
+            elif one.sort == "count":
+                given.append(self._top_k[one.by])
+            elif one.sort == "tables":
+                given.append(tables_in(bound, one.name, self.world))
             elif one.sort not in ("slot", "world"):
                 given.append(words[one.name] if one.sort == "signals" else bound[one.name])
         arguments = (

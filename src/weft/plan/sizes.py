@@ -29,9 +29,13 @@ class SizedPlan:
             allocate.extent_of(size, self.sizes, rank, ranks) for size in self.buffers[name].sizes
         )
 
+    def rows(self, channel: Channel) -> int:
+        """Of all ranks, of which a channel announces some."""
+        return allocate.extent_of(channel.rows, self.sizes, 0, self.world.num_ranks)
+
     def split(self, channel: Channel) -> StaticMapping:
         """How a channel's rows lie over ranks and chunks, which are of whole producer's tiles."""
-        rows = allocate.extent_of(channel.rows, self.sizes, 0, self.world.num_ranks)
+        rows = self.rows(channel)
         chunks, step = channel.chunks if isinstance(channel.chunks, int) else 1, channel.push_rows
         split = StaticMapping.of(
             rows, self.world.num_ranks, chunks=chunks, tile_rows=channel.tile_rows

@@ -14,11 +14,11 @@ from weft.compiler.lower import signature, source
 from weft.ir import core
 from weft.ir.device import Do, Launch
 from weft.ir.schedule import Schedule
-from weft.plan.launches import KernelLaunch, Start, block_of_b
+from weft.plan.launches import KernelLaunch, Start, block_of_b, tables_in
 from weft.plan.product_launches import PLAIN_STAGES, PLAIN_WARPS
 from weft.plan.sizes import SizedPlan
 from weft.tiles import blocking, gemm, gemm_sm90, multiply_sm90, route, tile_scheduler
-from weft.tiles.hooks.table import Experts, Tables
+from weft.tiles.hooks.table import Experts
 
 # Tiles that share columns of B in L2.
 GROUP_M = 4
@@ -39,6 +39,7 @@ class GroupedProduct(KernelLaunch):
         self.variants = source.load(kernel)
         product: Do = next(do for do in launch.body if do.kind == "grouped_matmul")
         _, weights, table = product.operands
+        self._weights = weights
         m, top_k, experts = plan.shape(table)
         _, self.k, self.n = plan.shape(weights)
         self.b_is_nk, target = layouts.is_nk(tensors[weights]), self.world.target
@@ -85,8 +86,8 @@ class GroupedProduct(KernelLaunch):
         is_sm90 = schedule.template == "sm90" and self._is_aligned(bound)
         arguments = [
             words[one.name] if one.sort == "signals"
-            else self._tables(bound, one.name) if one.sort == "tables"
-            else self._described(bound[one.name]) if one.sort == "operand" and is_sm90
+            else tables_in(bound, one.name, self.world) if one.sort == "tables"
+            else self._described(one.name, bound[one.name]) if one.sort == "operand" and is_sm90
             else bound[one.name]
             for one in self.kernel.of(core.Param) if one.sort not in ("slot", "world")
         ]  # fmt: skip
@@ -111,19 +112,10 @@ class GroupedProduct(KernelLaunch):
         params = (one for one in self.kernel.of(core.Param) if one.sort in ("pointer", "operand"))
         return blocking.are_aligned(*(bound[one.name] for one in params))
 
-    def _described(self, b: torch.Tensor) -> Any:
-        """All experts' B, one behind the other, as TMA reads it."""
+    def _described(self, name: str, b: torch.Tensor) -> Any:
+        """Rows by slot, or all experts' B, one behind the other, as TMA reads them."""
         tile = self._tiles[True]
+        if name != self._weights:
+            return gemm_sm90.descriptor(b, (tile.m, tile.k))
         rows = (b.mT if tile.b_is_nk else b).reshape(-1, self.k if tile.b_is_nk else self.n)
         return gemm_sm90.descriptor(rows, block_of_b(tile.n, tile.k, tile.b_is_nk, True))
-
-    def _tables(self, bound: Mapping[str, Any], name: str) -> Tables:
-        """Those of the call; before the router has run, for loading, any of their dtypes."""
-        if name in bound:
-            return Tables.of(bound[name])
-        device = self.world.device
-        return Tables(*[
-            torch.zeros(4, dtype=torch.float32 if name == "weight_of" else torch.int32,
-                        device=device)
-            for name in Tables._fields
-        ])  # fmt: skip

@@ -2,7 +2,8 @@
 
     for i in this program's share of the tiles of rows:
         at    = order(i, ...)             which tile is next: an Owned
-        value = ready(at, ...)            where this rank's share of the rows lies; loaded, in fp32
+        value = ready(at, ...)            where this rank's share of the rows lies; loaded, or added
+                                          up from a token's choices, in fp32
         value = combine(at, ...)          of own rows: with the other ranks' shares
         emit(at, ...)                     another rank's rows -> their owner; own ones -> all ranks
         announce(at, ...)                 who is told of it
@@ -14,8 +15,8 @@
 Hooks are as those of weft.tiles.gemm, with the tile's extents beside its cells. What comes before
 `emit` is done once for all ranks, where the rows are summed; `result` is done by every rank, on the
 same bits: `combine` ends with `rounded`, to what is sent. So of several results that follow from
-each other one travels. `result` is behind `announce`: a release of rows waits for all stores before
-it.
+each other one travels. Where sums are scattered nothing is collected, and `result` is the owner's
+alone. It is behind `announce`: a release of rows waits for all stores before it.
 
 A tile is tile.m whole rows, in columns up to the power of two `tile.n`; of any number.
 
@@ -32,7 +33,7 @@ import triton.language as tl
 import weft.language as wl
 from weft.language import slots
 from weft.tiles import activations, composition, fragments
-from weft.tiles.hooks import partition
+from weft.tiles.hooks import partition, table
 
 # A row is in registers at once: of so many threads at most.
 MOST_COLUMNS = 1 << 15
@@ -81,10 +82,11 @@ def _rows(given, tile, composed: tl.constexpr):
             hooks.announce(at, 0, launch)
         if at.owner == given.rank:
             hooks.result(at, value, tile, launch)
-    for i in tl.range(given.program, num_m, given.num_programs, flatten=False):
-        at = hooks.order(i, num_m, 1, order_args)
-        if at.owner != given.rank:
-            hooks.result(at, hooks.collect(at, tile, launch), tile, launch)
+    if hooks.collect is not None:
+        for i in tl.range(given.program, num_m, given.num_programs, flatten=False):
+            at = hooks.order(i, num_m, 1, order_args)
+            if at.owner != given.rank:
+                hooks.result(at, hooks.collect(at, tile, launch), tile, launch)
     hooks.end(launch)
 
 
@@ -104,9 +106,13 @@ def _cells(at, tile, parts):
 def share(at, tile, parts, launch, hooks: tl.constexpr):
     """This rank's share of a tile's rows, where the hook `ready` says, in fp32."""
     rows_of = hooks.ready(at, 0, tile, launch)
-    offset, mask = _cells(at, tile, parts)
-    offset += rows_of.first.to(tl.int64) * parts.n
-    return tl.load(rows_of.source + offset, mask=mask, other=0.0).to(tl.float32)
+    if table.is_chosen(rows_of):
+        value = table.add_choices(rows_of, parts.n, at.end - at.row, tile.m, tile.n)
+    else:
+        offset, mask = _cells(at, tile, parts)
+        offset += rows_of.first.to(tl.int64) * parts.n
+        value = tl.load(rows_of.source + offset, mask=mask, other=0.0).to(tl.float32)
+    return value
 
 
 @triton.jit
@@ -122,6 +128,14 @@ def store(target, parts, at, value, tile):
     """A tile's rows -> their place among all rows, rounded."""
     offset, mask = _cells(at, tile, parts)
     there = target + partition.place_of(at.owner, at, parts) + offset
+    tl.store(there, value.to(target.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def store_own(target, parts, at, value, tile):
+    """An own tile's rows -> their place among this rank's, rounded."""
+    offset, mask = _cells(at, tile, parts)
+    there = target + at.row.to(tl.int64) * parts.n + offset
     tl.store(there, value.to(target.dtype.element_ty), mask=mask)
 
 

@@ -202,20 +202,16 @@ def _from_to(words: Sequence[str]) -> str:
 
 def _by_table(at: PlanAt, launch: Launch) -> dict[str, Any]:
     """Of a grouped product, which rows are whose the device alone knows: the same for all tiles."""
-    channel = at.channels[launch.announces[0]]
-    (m, top_k, _), columns = at.extents(channel.table, 0), f"columns j * {launch.tile[1]} …"
-    text = f"tile t of {channel.table}.tiles: slots first … end - 1 of one expert, of {m * top_k}, "
-    text += f"in turn {channel.table}.turns; {columns}: "
-    if any(do.kind == "all_gather" for do in launch.body):
-        words = [f"{channel.name}[lo … hi][0 … {at.chunks_of(channel) - 1}]"]
-        text += f"after {words[0]}, of the ranks whose tokens it has"
-        return {"table": channel.table, "awaits": words, "text": text}
-    word = f"{channel.name}[t][rank][j]"
-    text += (
-        f"weighted rows stored in {launch.pushes[0]} of ranks lo … hi, announced by their {word}; "
-    )
-    text += "a rank waits for all ranks' words of tiles with its tokens"
-    return {"table": channel.table, "announces": [word], "text": text}
+    table = next(do.operands[2] for do in launch.body if do.kind == "grouped_matmul")
+    (m, top_k, _), columns = at.extents(table, 0), f"columns j * {launch.tile[1]} …"
+    text = f"tile t of {table}.tiles: slots first … end - 1 of one expert, of {m * top_k}, "
+    text += f"in turn {table}.turns; {columns}: "
+    if not launch.awaits:
+        return {"table": table, "awaits": [], "text": f"{text}there from the start"}
+    channel = at.channels[launch.awaits[0]]
+    words = [f"{channel.name}[lo … hi][0 … {at.chunks_of(channel) - 1}]"]
+    text += f"after {words[0]}, of the ranks whose tokens it has"
+    return {"table": table, "awaits": words, "text": text}
 
 
 def times(subject: Subject) -> Part:

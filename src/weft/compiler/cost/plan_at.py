@@ -106,4 +106,6 @@ class PlanAt:
             left, right = (self.extents(name, rank) for name in product.operands)
             return left[product.kind == "matmul_tn"], right[1]
         m, n = self.extents(step.writes[0], rank)
+        if step.body and step.body[-1].kind == "reduce_scatter":  # of all ranks' rows
+            m = self.size(self.parts_of(step)[0].rows, rank)
         return m, n

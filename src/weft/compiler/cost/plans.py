@@ -308,7 +308,6 @@ class _Times(PlanAt):
 
     def grouped(self, rank: int, now: float, step: Launch) -> Steps:
         """A grouped product: a rank's tokens after the other's, as if all had equally many."""
-        (channel,) = step.announces
         is_fed = any(do.kind == "all_gather" for do in step.body)
         product = next(do for do in step.body if do.kind == "grouped_matmul")
         _, weights, table = product.operands
@@ -317,25 +316,15 @@ class _Times(PlanAt):
         sizes = (m * top_k, n, k, experts, self.itemsize(weights))
         each = grouped_us(*sizes, self.machine) / self.num_ranks
         if is_fed:
+            (channel,) = step.announces
             for peer in reversed(self.peers(rank)):
                 end = self.push(rank, peer, self.num_bytes(step.reads[0], rank), now)
                 self.notify((channel, peer, rank), end, rank, LINKS)
-            for other in (rank, *self.peers(rank)):
-                keys = [(channel, rank, other)] if other != rank else []
-                now = yield from self.wait(rank, PROGRAMS, now, keys, channel)
-                now = self.work(rank, f"products of rank {other}'s tokens", now, each, other)
-            return now
-        # What one rank sends another: a row for each choice of its tokens.
-        share = step.pushes[0]
-        share_bytes = prod(self.extents(share, 0)[1:]) * self.itemsize(share)
-        for other in (*self.peers(rank), rank):
+        for other in (rank, *self.peers(rank)):
+            if is_fed and other != rank:
+                now = yield from self.wait(rank, PROGRAMS, now, [(channel, rank, other)], channel)
             now = self.work(rank, f"products of rank {other}'s tokens", now, each, other)
-            if other != rank:
-                self.send(rank, other, share_bytes, now, now, channel)
-        keys = [(channel, rank, peer) for peer in self.peers(rank)]
-        now = yield from self.wait(rank, PROGRAMS, now, keys, channel)
-        took = us(share_bytes * self.num_ranks, self.machine.memory_gbps)
-        return self.work(rank, "sums of own tokens", now, took, rank)
+        return now
 
     def product(self, rank: int, step: Launch) -> Product:
         m, n = self.extents_of(rank, step)
@@ -356,8 +345,12 @@ class _Times(PlanAt):
         if not m or not n:
             return 0.0
         if step.template == "rows":
-            moved = sum(self.row_bytes(name) for name in (*step.reads[:2], *step.writes))
-            return us(m * moved, self.machine.memory_gbps)
+            if step.body[0].kind == "scatter_rows":  # a row for each of a token's choices
+                moved = self.num_bytes(step.reads[0], rank) + m * self.row_bytes(step.writes[0])
+            else:
+                names = (*step.reads[:2], *step.writes)
+                moved = m * sum(self.row_bytes(name) for name in names)
+            return us(moved, self.machine.memory_gbps)
         product = self.product(rank, step)
         programs = self.programs_of(step, product)
         if step.split_k <= 1:

@@ -55,28 +55,18 @@ def _of_rows(program: Program, task: Task) -> Channel:
 
 def _is_grouped(program: Program, task: Task) -> bool:
     """Are its rows those of a product's tiles as tables say, which the device alone knows?"""
-    if task.kind == "all_gather":
-        return any(one.kind == "gather_rows" for one in program.users(task.name))
-    return task.kind == "reduce_scatter" and program.chief(task.kernel).kind == "grouped_matmul"
+    users = program.users(task.name)
+    return task.kind == "all_gather" and any(one.kind == "gather_rows" for one in users)
 
 
 def _of_tables(program: Program, task: Task) -> Channel:
-    """Of tokens on their way to all ranks, by whom they are fed; or of weighted rows on their way
-    back, a word for each tile and source."""
+    """Of tokens on their way to all ranks, by whom they are fed."""
     assert task.type is not None
-    rows = task.type.sizes[0]
-    if task.kind == "all_gather":
-        (reader,) = program.users(task.name)
-        chief, chunks = program.chief(reader.kernel), task.chunks
-        return Channel(
-            f"{task.name}_ready", task.name, rows, chunks, tile_rows=chief.tile[0], cuts="experts",
-            table=chief.operands[2], place=task.place,
-        )  # fmt: skip
-    chief, name = program.chief(task.kernel), sum_buffers(program, task.kernel).partials
-    height, width = chief.tile[:2]
+    (reader,) = program.users(task.name)
+    chief = program.chief(reader.kernel)
     return Channel(
-        f"{name}_ready", name, rows, "tiles", tile_rows=height, cuts="experts", columns=width,
-        to="owner", table=chief.operands[2], place=task.place,
+        f"{task.name}_ready", task.name, task.type.sizes[0], task.chunks, tile_rows=chief.tile[0],
+        cuts="experts", table=chief.operands[2], place=task.place,
     )  # fmt: skip
 
 

@@ -53,7 +53,6 @@ ORDERS = {
     "split_k": (split_k.arrange, split_k.tiles_of_split),
     "in_rows": (order.arrange, row_packets.in_rows),
     "in_turn": (table.arrange, table.in_turn),
-    "in_turn_backwards": (table.arrange, table.in_turn_backwards),
 }
 COUNTS = {"whole": whole.count, "part": partition.count, "experts": table.num_tiles}
 
@@ -71,6 +70,7 @@ HOOKS: dict[str, tuple[Any, tuple[str, ...] | None, str]] = {
     "read_owned": (partition.read_owned, None, ""),
     "rows_by_token": (table.rows_by_token, ("{0}", "{1}.token_of"), ""),
     "rows_by_slot": (table.read_slots, None, ""),
+    "choices": (table.choices, ("{0}", "{1}.slot_of", "{1}.weight_of", "{2}", "{3}"), ""),
     "add_partials": (reduce.add_partials, None, OWN),
     "add_staged": (reduce.add_staged, None, OWN),
     **{kind: (getattr(epilogue, kind), ("{dtype}",), "") for kind in (*ACTIVATIONS, *GATED)},
@@ -88,11 +88,10 @@ HOOKS: dict[str, tuple[Any, tuple[str, ...] | None, str]] = {
     "send": (scatter.send, ("{0}", "{1}", "{0}_peers"), OTHER),
     "spread": (scatter.spread, None, OWN),
     "send_to_all": (scatter.send_to_all, ("{0}", "{1}", "{0}_peers"), OWN),
-    "push_rows": (table.push_rows, None, ""),
-    "sum_rows": (table.sum_rows, None, ""),
     "unpack": (scatter.unpack, None, ""),
     "load_rows": (rows.load, None, ""),
     "store_rows": (rows.store, None, ""),
+    "store_own_rows": (rows.store_own, None, ""),
     **{f"{kind}_rows": (getattr(rows, kind), None, "") for kind in OF_ONE_WIDTH},
     "rms_norm": (rows.rms_norm, ("{0}", "{1}", "{2}.n"), ""),
     "rounded": (rows.rounded, None, ""),
@@ -159,10 +158,8 @@ def summed_block(kernel: core.Kernel, name: str, tile: Sequence[int]) -> tuple[i
 
 def has_sm90(kernel: core.Kernel) -> bool:
     """Is there a variant of it for Hopper?"""
-    functions = [one.function for one in kernel.of(core.Hook)]
-    # Rows of results go to their tokens' ranks one by one, and not by the template's chunks; and
-    # kernels in Gluon put nothing to other nodes. Sums over rows take several segments.
-    return (kernel.of(core.Template)[0].function == "gemm" and "push_rows" not in functions
+    # Kernels in Gluon put nothing to other nodes. Sums over rows take several segments.
+    return (kernel.of(core.Template)[0].function == "gemm"
             and not _is_by_node(kernel) and not is_summed_over_rows(kernel))  # fmt: skip
 
 
@@ -214,8 +211,6 @@ def calls_of(kernel: core.Kernel) -> dict[str, tuple[Call, ...]]:
     ):
         if kernel.at(name):
             found[name] = _calls(kernel, name)
-    if is_by_tables(kernel) and "collect" in found:
-        found["end"] = (*found.pop("collect"), *found["end"])  # it is not of tiles
     (ordered,) = [one for one in kernel.at("order") if isinstance(one, core.Hook)]
     arrange, function = ORDERS[ordered.function]
     found["arrange"] = (Call(arrange, ordered.args),)
@@ -341,7 +336,7 @@ def _mapping_of(one: core.Wait | core.Notify, kernel: core.Kernel) -> core.Mappi
 
 
 def _of_wait(one: core.Wait, kernel: core.Kernel) -> _Guarded:
-    cut, how = _mapping_of(one, kernel), (Order[one.order.upper()], Scope[one.scope.upper()])
+    how = Order[one.order.upper()], Scope[one.scope.upper()]
     given = (one.signals, one.mapping)
     if one.flags == "tile" and one.slot == "collect":
         return Call(signals.wait_tile, (*given, *how)), ""
@@ -351,8 +346,6 @@ def _of_wait(one: core.Wait, kernel: core.Kernel) -> _Guarded:
         return Call(signals.wait_segment, (*given, one.unless == "own", *how)), ""
     if one.flags == "sources":
         return Call(signals.wait_sources, (*given, *how)), ""
-    if one.flags == "all" and cut.sort == "tables":
-        return Call(signals.wait_all_tiles, (one.signals, *cut.of, cut.name, *how)), ""
     if one.flags == "all":
         return Call(signals.wait_all, (*given, one.by == "last", *how)), ""
     function = signals.wait_chunk if one.flags == "chunk" else signals.wait_others
@@ -365,8 +358,6 @@ def _of_notify(one: core.Notify, kernel: core.Kernel) -> _Guarded:
         return Call(signals.notify_fed, given), FEEDING
     if one.to == "each":
         return Call(signals.notify_pushed, given), PUSHED
-    if _mapping_of(one, kernel).sort == "tables":
-        return Call(signals.notify_tile, given), ""
     function, guard = {
         "here": (signals.notify_chunk, LAST), "engine": (signals.notify_engine, LAST),
         "owner": (signals.notify_owner, OTHER), "all": (signals.notify_all, OWN),

@@ -118,7 +118,8 @@ def _height(program: Program, task: Task) -> int:
     """
     if task.kind != "moe_route":
         return 0
-    chiefs = {program.chief(one.kernel).name for one in program.users(task.name) if one.kernel}
+    chiefs = {program.chief(one.kernel).name for one in program.users(task.name)
+              if one.kernel and one.kind != "scatter_rows"}  # fmt: skip
     heights = {name: program.task(name).tile[0] for name in sorted(chiefs)}
     if len({*heights.values()}) > 1:
         message = ", ".join(f"{name} {height}" for name, height in heights.items())
@@ -130,18 +131,12 @@ def _height(program: Program, task: Task) -> int:
 
 
 def _by_tables(program: Program, unit: tuple[Task, ...]) -> Unit:
-    """A product by tables: with the gather of its tokens, or with its rows' way back to theirs."""
-    chief, last = program.chief(unit[0].kernel), unit[-1]
+    """A product by tables, with the gather of its tokens where its rows are gathered."""
+    chief = program.chief(unit[0].kernel)
     gather = next((one for one in unit if one.kind == "gather_rows"), None)
     source = program.task(gather.operands[0]) if gather else None
     fed = (source,) if source and source.engine == "feed" else ()
-    heap: tuple[Buffer, ...] = ()
-    if last.kind == "reduce_scatter":
-        kind, table = _type(last), _type(program.task(chief.operands[2]))
-        sizes = (NUM_RANKS, Part(kind.sizes[0]), table.sizes[1], kind.sizes[1])
-        name = sum_buffers(program, last.kernel).partials
-        heap = (Buffer(name, kind.dtype, sizes, "symmetric", place=last.place),)
-    names = (*(one.name for one in fed), *(one.name for one in heap))
+    names = tuple(one.name for one in fed)
     inside = {one.name for one in (*fed, *unit)}
     reads = dict.fromkeys(x for one in (*fed, *unit) for x in one.operands if x not in inside)
     launch = Launch(
@@ -150,7 +145,7 @@ def _by_tables(program: Program, unit: tuple[Task, ...]) -> Unit:
         tile=chief.tile, order=chief.order, programs=chief.programs, spare=chief.spare,
         place=chief.place,
     )  # fmt: skip
-    return Unit((*heap, *(_buffer(program.task(name)) for name in launch.writes)), (launch,))
+    return Unit(tuple(_buffer(program.task(name)) for name in launch.writes), (launch,))
 
 
 def _gather(program: Program, task: Task) -> Unit:

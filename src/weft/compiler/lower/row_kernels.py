@@ -12,7 +12,16 @@
         hook(result, rms_norm, (w, eps, parts))
         hook(result, store_rows, (normed, parts))
 
-Up to the value that travels rows are worked on by who sums them, behind it by every rank.
+Up to the value that travels rows are worked on by who sums them, behind it by every rank. Of rows
+that are scattered each rank keeps its own:
+
+    body=(scatter_rows(products, routing) -> sums, reduce_scatter(sums) -> scattered)
+    ->  hook(ready, choices, (products, routing, top_k, parts))
+        wait(combine, partials_ready, others, parts)
+        hook(combine, add_partials, (partials, parts))
+        hook(emit, push, (partials, parts))
+        notify(announce, partials_ready, owner, parts)
+        hook(result, store_own_rows, (scattered, parts))
 """
 
 from __future__ import annotations
@@ -25,7 +34,7 @@ from weft.compiler.lower import params
 from weft.compiler.lower.channels import travelling
 from weft.compiler.passes.swizzle import BY_NODE
 from weft.ir import core
-from weft.ir.device import Do, Launch, Plan
+from weft.ir.device import Channel, Do, Launch, Plan
 from weft.ir.kinds import OF_ONE_WIDTH
 from weft.tiles.rows import MOST_COLUMNS
 
@@ -44,6 +53,9 @@ def statements(plan: Plan, launch: Launch, formula: str) -> Iterator[core.Statem
         yield from _by_packets(plan, launch, formula)
         return
     by_buffer = {one.buffer: one for one in announced}
+    if launch.body[0].kind == "scatter_rows":
+        yield from _scattered(plan, launch, by_buffer[launch.pushes[0]], formula)
+        return
     (x,), (partials, gathered) = launch.body[0].operands, launch.pushes
     by_owner, by_all = by_buffer[partials], by_buffer[gathered]
     epsilons = _epsilons(launch)
@@ -69,6 +81,37 @@ def statements(plan: Plan, launch: Launch, formula: str) -> Iterator[core.Statem
     yield core.Wait("collect", by_all.name, "tile", "parts", place=by_all.place)
     yield core.Hook("collect", "load_rows", (gathered, "parts"))
     yield from _results(launch, epsilons)
+    if launch.gives:
+        yield core.Finish("end", "slot")
+
+
+def _scattered(
+    plan: Plan, launch: Launch, channel: Channel, formula: str
+) -> Iterator[core.Statement]:
+    """A token's rows are added up, and its sum goes to the rank whose token it is."""
+    products, routing = launch.body[0].operands
+    (result,), (partials,) = launch.writes, launch.pushes
+    yield core.Param(products, "operand")
+    for name in (result, partials):
+        yield core.Param(name, "pointer")
+    yield params.signals(plan, launch, channel)
+    yield core.Param(routing, "tables", "moe_route")
+    choices = "top_k"
+    while choices in (products, routing, result, partials):
+        choices += "_"
+    yield core.Param(choices, "count", routing)
+    yield from params.around(plan, launch)
+    yield core.Mapping("parts", "static", (products,), cuts="part")
+    yield core.Template("rows", launch.tile, formula)
+    if launch.takes:
+        yield core.Credit("begin", "slot")
+    yield core.Hook("order", launch.order, ("parts",))
+    yield core.Hook("ready", "choices", (products, routing, choices, "parts"))
+    yield core.Wait("combine", channel.name, "others", "parts", place=channel.place)
+    yield core.Hook("combine", "add_partials", (partials, "parts"))
+    yield core.Hook("emit", "push", (partials, "parts"))
+    yield core.Notify("announce", channel.name, "owner", "parts", place=channel.place)
+    yield core.Hook("result", "store_own_rows", (result, "parts"))
     if launch.gives:
         yield core.Finish("end", "slot")
 
@@ -180,12 +223,16 @@ def _require(launch: Launch) -> None:
     """Raises  UnsupportedError: work that is no chain on the rows that there are"""
     first, *rest = launch.body
     message = ""
+    if first.kind == "scatter_rows":
+        if [one.kind for one in rest] != ["reduce_scatter"] or len(launch.pushes) != 1:
+            message = "scatter_rows then " + ", ".join(one.kind for one in rest)
+        rest = []
     # By owners, whose sums travel back; or by each rank.
-    if first.kind != "all_reduce" or (
+    elif first.kind != "all_reduce" or (
         launch.order.removeprefix(BY_NODE), len(launch.pushes)
     ) not in (("scatter", 2), ("rows", 1)):  # fmt: skip
         message = f"{first.kind} in order={launch.order} with pushes={launch.pushes}"
-    elif launch.tile[1] > MOST_COLUMNS:
+    if launch.tile[1] > MOST_COLUMNS:
         message = f"rows of {launch.tile[1]} columns; a row is one tile, of up to {MOST_COLUMNS}"
     there = first.result
     for do in rest:

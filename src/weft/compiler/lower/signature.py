@@ -118,16 +118,19 @@ def _add_constants(
     constants |= values
 
 
+_WORDS = {"signals": "*i64", "packets": "*i64", "number": "fp32", "count": "i32"}
+
+
 def _word(kernel: core.Kernel, one: core.Param, variant: str, given: Specialised) -> Any:
     """Triton's type word of a pointer or a descriptor."""
-    if one.sort in ("signals", "packets", "number"):
-        return "fp32" if one.sort == "number" else "*i64"
+    if one.sort in _WORDS:
+        return _WORDS[one.sort]
     element = DTYPES[given.dtype].triton
     is_described = variant == "sm90" or (given.tma and not leaves_by_pointers(kernel, one))
     if one.sort == "pointer" or not is_described:
         return f"*{element}"
     operands = [param.name for param in kernel.of(core.Param) if param.sort == "operand"]
-    if compose.is_by_tables(kernel):  # B alone is one
+    if compose.is_by_tables(kernel):  # results are not
         operands.append("")
     tile_m, tile_n, tile_k = given.tile
     block = (tile_m, tile_k)

@@ -74,6 +74,8 @@ def pairs(program: Program) -> Iterator[tuple[Task, tuple[Task, ...]]]:
             yield task, tuple(o if o.kind in GATHERED else program.chief(o.kernel) for o in users)
         else:
             chief = program.chief(task.kernel)
+            if chief.kind == "scatter_rows":
+                chief = program.task(chief.operands[0])
             yield task, (chief,) if chief.kind in PRODUCTS else ()
 
 

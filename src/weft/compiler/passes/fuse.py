@@ -6,7 +6,9 @@
 
 A kernel is worth its while where it hides communication: a product of gathered rows, a product
 whose sums are scattered or summed over ranks, or a sum over ranks with what is done to its rows.
-Grouped products are the same, with gather_rows and scatter_rows between.
+Grouped products are the same, with gather_rows between. Behind scatter_rows a token's sum is no
+tile's of the product: its rows are added up by the kernel that sums over ranks, so that one row
+travels for each token, and not one for each of its choices.
 What follows a product element by element is done in registers, where a tile of it needs no other
 tile of the product. A product alone is the library's: nothing is faster.
 """
@@ -25,7 +27,7 @@ from weft.ir.tensor import Replicate
 
 # Verbs of kernels: PROGRAM_VERB, numbered from the second on.
 VERBS = {"all_gather": "gather", "matmul": "multiply", "matmul_tn": "multiply",
-         "all_reduce": "reduce",
+         "all_reduce": "reduce", "scatter_rows": "reduce",
          "gather_rows": "multiply", "grouped_matmul": "multiply"}  # fmt: skip
 # What kernels do to a grouped product in registers.
 GROUPED_EPILOGUES = (*ACTIVATIONS, *GATED)
@@ -77,7 +79,8 @@ def fuse(program: Program) -> Program:
                 if claim(group, why):
                     claim([gather], "its rows arrive while tiles of others are multiplied")
             elif group := _scattered_by_table(program, task):
-                claim(group, "weighted rows travel while others are multiplied")
+                if claim(group, "a token's rows are added up before they travel"):
+                    claim([task], "its rows lie by slot, for the kernel that adds them up")
         elif task.kind == "all_reduce":
             group = _of_sum(program, task, kernels)
             has_width = task.type is not None and isinstance(task.type.sizes[1], int)
@@ -120,15 +123,16 @@ def _gathered_by_table(
 
 
 def _scattered_by_table(program: Program, task: Task) -> list[Task]:
-    """A grouped product whose rows go back to their tokens, summed over ranks."""
+    """What brings the rows of a grouped product back to their tokens, and sums them over ranks."""
     group = [task]
     for kind in ("scatter_rows", "reduce_scatter"):
         users = program.users(group[-1].name)
         if len(users) != 1 or users[0].kind != kind or not _is_only_for(program, group[-1], *users):
             return []
         group.append(users[0])
-    by_one_table = group[0].operands[2] == group[1].operands[1]
-    return group if by_one_table and group[2].dim == 0 else []
+    product, scatter, total = group
+    by_one_table = product.operands[2] == scatter.operands[1]
+    return [scatter, total] if by_one_table and total.dim == 0 else []
 
 
 def _is_only_for(program: Program, task: Task, user: Task) -> bool:

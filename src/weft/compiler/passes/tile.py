@@ -114,7 +114,7 @@ def _cut(task: Task, before: Sequence[Task]) -> tuple[int, ...]:
         return _of_sequence(task, {one.name: _type(one) for one in before})
     source = next((one for one in before if one.name in task.operands and one.tile), None)
     if not task.kernel or source is None or source.kernel != task.kernel:
-        is_row = task.kernel and task.kind == "all_reduce" and task.type
+        is_row = task.kernel and task.kind in ("all_reduce", "scatter_rows") and task.type
         return (1, number(_type(task).sizes[1], {})) if is_row else DEFAULT
     rows, columns = source.tile[:2]
     region = KINDS[task.kind].region[task.operands.index(source.name)]

@@ -147,17 +147,6 @@ def wait_all(
         wl.wait(signals, e, by.chunks * num_ranks, order=order, scope=scope, world=world)
 
 
-@triton.jit
-def wait_all_tiles(
-    signals, routing, experts, e, world, num_ranks: tl.constexpr, order: tl.constexpr,
-    scope: tl.constexpr,
-):  # fmt: skip
-    """For every tile of the tables, of every rank."""
-    tiles = table.num_tiles(routing, experts)
-    words = num_ranks * experts.columns * tiles
-    wl.wait(signals, e, words, order=order, scope=scope, world=world)
-
-
 # ---------------------------------------------------------------------------------------------
 # Notifications
 
@@ -184,16 +173,6 @@ def notify_all(
     for each in range(first, end):
         word = partition.signal_of(signals, at, each, rank, num_ranks, parts)
         wl.notify_all(world, word, e, op="set", order=order, scope=scope)
-
-
-@triton.jit
-def notify_tile(
-    signals, experts, at, e, rank, world, num_ranks: tl.constexpr, order: tl.constexpr,
-    scope: tl.constexpr,
-):  # fmt: skip
-    """Every rank, when this rank's share of a tile of the tables is stored."""
-    word = (at.i_m * num_ranks + rank) * experts.columns + at.i_n
-    wl.notify_all(world, signals + word, e, op="set", order=order, scope=scope)
 
 
 @triton.jit

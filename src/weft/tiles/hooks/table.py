@@ -12,10 +12,11 @@ tiles as a word on the device says:
 
 The record is made once for each tile, by `in_turn`, and every later hook gets it: none looks an
 expert up again. B holds the experts one behind the other, [experts, k, n] or [experts, n, k].
-Rows of A are loaded by index, so without TMA. A tile's slots may end before it does, and those
-behind are another tile's: so results leave by stores of threads, which have masks, and not by TMA.
-Around the product stand `feed` (feed.py), by which own tokens come to all ranks, and `push_rows`
-and `sum_rows`, by which weighted rows go back to their tokens'.
+Rows of A that are loaded by index are loaded without TMA; those that lie by slot are not. A tile's
+slots may end before it does, and those behind are another tile's: so results leave by stores of
+threads, which have masks, and not by TMA. Before the product stands `feed` (feed.py), by which own
+tokens come to all ranks; behind it, in the template for whole rows, `choices`, by which a token's
+rows are added up.
 
 Source  docs/decisions/009-hooks.md
 """
@@ -27,11 +28,9 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 
-import weft.language as wl
+from weft.language import triton_api as api
 from weft.tiles import fragments, gemm, swizzle
 
-# Columns that are added up at a time.
-SUMMED = tl.constexpr(2048)
 # Choices of a token that are asked for before the first of them has come.
 AT_ONCE = tl.constexpr(4)
 
@@ -121,12 +120,6 @@ def in_turn(i, num_m, num_n, args):
 
 
 @triton.jit
-def in_turn_backwards(i, num_m, num_n, args):
-    """As `in_turn`, from the last turn to the first: tiles of other ranks' tokens first."""
-    return in_turn(num_m * num_n - 1 - i, num_m, num_n, args)
-
-
-@triton.jit
 def rows_by_token(source, token_of, at):
     """A tile's rows: those of its tokens in `source`, and its expert's B."""
     return gemm.Indexed(source, token_of, at.first, at.end, at.expert)
@@ -151,63 +144,42 @@ def store_value(c, at, cells, value, num_columns):
     store_slots(c, at, cells, value, num_columns)
 
 
+class Choices(NamedTuple):
+    """Where rows are sums of others: row `first` + i of `source`[slots, n], weighted, at the slots
+    of token first + i, of which each token has top_k."""
+
+    source: Any
+    first: Any
+    slot_of: Any
+    weight_of: Any
+    top_k: Any
+
+
+@api.builtin
+def is_chosen(rows, _semantic=None):
+    return api.constexpr(api.tuple_fields(rows) == Choices._fields)
+
+
 @triton.jit
-def _choice_of(slot, token, slot_of, top_k, mask):
-    """Which of its token's choices a slot is."""
-    found = tl.zeros_like(slot)
-    for first in range(0, top_k, AT_ONCE):
+def choices(products, slot_of, weight_of, top_k, parts, at):
+    """A tile's tokens: each the sum of its slots' rows of `products`, times their weights."""
+    first = at.owner * parts.rows + at.row
+    return Choices(products, first, slot_of, weight_of, top_k)
+
+
+@triton.jit
+def add_choices(rows, n, num_rows, tile_m: tl.constexpr, tile_n: tl.constexpr):
+    """Those sums in fp32, the first choice's row first, then the second's, ..; 0 outside of
+    num_rows rows and n columns. rows: Choices"""
+    i, j = tl.arange(0, tile_m), tl.arange(0, tile_n)
+    entry = (rows.first + i).to(tl.int64) * rows.top_k
+    total = tl.zeros((tile_m, tile_n), tl.float32)
+    for first in range(0, rows.top_k, AT_ONCE):
         for each in tl.static_range(AT_ONCE):
-            j = first + each
-            there = mask & (j < top_k)
-            same = tl.load(slot_of + token * top_k + j, mask=there, other=-1) == slot
-            found += tl.where(same, j, 0)
-    return found
-
-
-@triton.jit
-def push_rows(
-    partials, routing, experts, at, cells, fragment, rank, shape, world, num_ranks: tl.constexpr
-):
-    """Each row, times its weight -> rank's part of `partials` of the rank whose token it is.
-
-    partials: [num_ranks, rows of a rank, top_k, n]; routing: Tables
-    """
-    value, n = fragment, shape.n
-    slot = at.first + cells.tile_row + fragments.index(value, 0)
-    here = slot < at.end
-    token = tl.load(routing.token_of + slot, mask=here, other=0)
-    weight = tl.load(routing.weight_of + slot, mask=here, other=0.0)
-    j = cells.column + fragments.index(value, 1)
-    owner = token // experts.rows
-    row = (token - owner * experts.rows) * experts.top_k
-    row += _choice_of(slot, token, routing.slot_of, experts.top_k, here)
-    place = (rank * experts.rows * experts.top_k + row).to(tl.int64) * n
-    there = partials + place[:, None] + j[None, :]
-    share = (value * weight[:, None]).to(partials.dtype.element_ty)
-    for to in range(at.lo, at.lo + num_sources(at, num_ranks)):
-        mask = (here & (owner == to))[:, None] & (j < n)[None, :]
-        wl.put(world, there, share, to=to, mask=mask)
-
-
-@triton.jit
-def sum_rows(partials, out, experts, rank, shape, program, num_programs, num_ranks: tl.constexpr):
-    """Own tokens, one by one: all ranks' shares of all choices, in fp32; own ones first, then rank
-    + 1's, ..; of each the first choice's, the second's, .."""
-    n = shape.n
-    own = tl.minimum(tl.maximum(experts.m - rank * experts.rows, 0), experts.rows)
-    pieces = tl.cdiv(n, SUMMED)
-    for unit in range(program, own * pieces, num_programs):
-        token = unit // pieces
-        column = (unit - token * pieces) * SUMMED + tl.arange(0, SUMMED)
-        total = tl.zeros((SUMMED,), tl.float32)
-        for hop in range(num_ranks):
-            source = (rank + hop) % num_ranks
-            row = (source * experts.rows + token) * experts.top_k
-            for first in range(0, experts.top_k, AT_ONCE):
-                for each in tl.static_range(AT_ONCE):
-                    j = first + each
-                    there = partials + (row + j).to(tl.int64) * n + column
-                    mask = (column < n) & (j < experts.top_k)
-                    total += tl.load(there, mask=mask, other=0.0).to(tl.float32)
-        place = out + token.to(tl.int64) * n + column
-        tl.store(place, total.to(out.dtype.element_ty), mask=column < n)
+            here = (i < num_rows) & (first + each < rows.top_k)
+            slot = tl.load(rows.slot_of + entry + first + each, mask=here, other=0)
+            weight = tl.load(rows.weight_of + slot, mask=here, other=0.0)
+            there = rows.source + slot.to(tl.int64)[:, None] * n + j[None, :]
+            row = tl.load(there, mask=here[:, None] & (j < n)[None, :], other=0.0)
+            total += row.to(tl.float32) * weight[:, None]
+    return total
