@@ -74,6 +74,7 @@ FUNCTIONS = {
     "hierarchical_scatter": ("order", ("mapping",)),
     "in_rows": ("order", ("mapping",)),
     "in_turn": ("order", ("tables", "mapping")),
+    "by_expert": ("order", ("tables", "mapping")),
     "feed": ("begin", ("pointer", "pointer", "mapping")),
     # By communication CTAs, which count the pieces of a chunk.
     "push_own": ("begin", ("pointer", "pointer", "signals", "mapping")),

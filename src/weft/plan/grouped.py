@@ -40,6 +40,9 @@ SM90_COSTS = {
     Blocking(128, 192, 64, gemm_sm90.NUM_WARPS, 4): 1.07,
     gemm_sm90.TURNS: 1.13,
 }
+# Of so few k a tile's stores take as long as its products, and in turns they are behind the other
+# consumer's: wide tiles took 1.13 times as long there (2 x H100, k 192, n 2048).
+SHORT_K, STORED_LATE = 512, 1.28
 SM90_GROUP_M = 8
 MOST_CANDIDATES = 8
 # Of the tables, by the names of sizes.
@@ -119,7 +122,10 @@ def candidates(config: type[Config], problem: Problem, target: Target) -> Iterat
 def _candidates(config: type[Config], problem: Problem, target: Target) -> Iterator[Any]:
     def cost(cut: Blocking) -> float:
         """Of n columns in such tiles, in columns of wide ones."""
-        return -(-problem.n // cut.tile_n) * cut.tile_n * SM90_COSTS[cut]
+        each = SM90_COSTS[cut]
+        if problem.k <= SHORT_K and cut != gemm_sm90.TURNS:
+            each *= STORED_LATE
+        return -(-problem.n // cut.tile_n) * cut.tile_n * each
 
     tile_m = problem.tile_m
     if "sm90" in problem.templates and problem.can_use_sm90(target):

@@ -53,6 +53,7 @@ ORDERS = {
     "split_k": (split_k.arrange, split_k.tiles_of_split),
     "in_rows": (order.arrange, row_packets.in_rows),
     "in_turn": (table.arrange, table.in_turn),
+    "by_expert": (table.arrange, table.by_expert),
 }
 COUNTS = {"whole": whole.count, "part": partition.count, "experts": table.num_tiles}
 

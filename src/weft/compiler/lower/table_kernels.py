@@ -13,7 +13,7 @@ Where copy engines bring tokens the first two are left out. Where rows lie by sl
 nothing is waited for:
 
 body=(grouped_matmul(h, w, routing) -> products)
-->  hook(order, in_turn, (routing, experts))
+->  hook(order, by_expert, (routing, experts))
     hook(ready, rows_by_slot, (h,))
     hook(emit, store_slots, (products,))
 """
@@ -57,7 +57,7 @@ def statements(plan: Plan, launch: Launch, formula: str) -> Iterator[core.Statem
     if fed and channel is not None:
         yield core.Hook("begin", "feed", (fed, gathered, by))
         yield core.Notify("begin", channel.name, "each", by, place=channel.place)
-    yield core.Hook("order", "in_turn", (routing, by))
+    yield core.Hook("order", launch.order, (routing, by))
     if channel is not None:  # tokens arrive while others are multiplied
         yield core.Wait("ready", channel.name, "sources", by, place=channel.place)
     if gathered:

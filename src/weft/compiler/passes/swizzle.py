@@ -22,9 +22,10 @@ from weft.ir.task import Program, is_staged
 # What those are called that go node by node, and of which orders there are such.
 BY_NODE, WITH_NODES = "hierarchical_", ("gather", "scatter")
 # Those that tables say.
-DYNAMIC = ("in_turn",)
+DYNAMIC = ("in_turn", "by_expert")
 WHY = {
     "in_turn": "tiles of own tokens first, then those whose last tokens come next, by the table",
+    "by_expert": "its tiles share each expert's matrix, and nothing is waited for",
     "gather": "own rows need not wait; others are multiplied in the order in which they arrive",
     "scatter": "other ranks' rows leave while own ones are multiplied, which nobody waits for",
     "part_by_part": "chunk by chunk, so that engines carry each while others are multiplied",
@@ -63,7 +64,7 @@ def form_of(program: Program, kernel: str) -> str:
     """gather, scatter, rows, split_k, or grouped: by what the kernel waits for."""
     tasks, chief = program.of_kernel(kernel), program.chief(kernel)
     if chief.kind == "grouped_matmul":
-        return "in_turn"
+        return "in_turn" if any(one.kind == "gather_rows" for one in tasks) else "by_expert"
     if chief.kind == "matmul_tn":
         return "split_k"
     if program.gathers(tasks[0]):

@@ -110,13 +110,25 @@ def num_sources(at, num_ranks):
 def in_turn(i, num_m, num_n, args):
     """The i-th tile's record. num_m: how many tiles there are; args: Turns"""
     place = swizzle.grouped(i, num_m, num_n, (args.group_m,))
-    tile = tl.load(args.turns + place.i_m)
+    return record_at(tl.load(args.turns + place.i_m), place.i_n, args)
+
+
+@triton.jit
+def record_at(tile, i_n, args):
+    """What the tables say of a tile."""
     field = args.tiles + tile
     return At(
-        tile, place.i_n, tl.load(field), tl.load(field + args.room),
+        tile, i_n, tl.load(field), tl.load(field + args.room),
         tl.load(field + 2 * args.room), tl.load(field + 3 * args.room),
         tl.load(field + 4 * args.room),
     )  # fmt: skip
+
+
+@triton.jit
+def by_expert(i, num_m, num_n, args):
+    """As `in_turn`, in the order of the table: tiles that share an expert's B are neighbours."""
+    place = swizzle.grouped(i, num_m, num_n, (args.group_m,))
+    return record_at(place.i_m, place.i_n, args)
 
 
 @triton.jit
