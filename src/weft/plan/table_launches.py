@@ -68,9 +68,9 @@ class GroupedProduct(KernelLaunch):
             tiles = programs
             elements = tile_scheduler.partial_elements(tile_m, tile_n, programs)
             self.buffers = {f"{launch.kernel}_sums": ((elements,), torch.float32)}
-            self.signals = {
-                f"{launch.kernel}_summed": (tile_scheduler.partial_flags(programs), torch.int64)
-            }
+            # And two words by which programs keep pace.
+            words = tile_scheduler.partial_flags(programs) + 2
+            self.signals = {f"{launch.kernel}_summed": (words, torch.int64)}
         self.grid = (max(1, min(tiles, programs)), 1, 1)
         # By whether the template for Hopper runs; the generic one takes a power of two of columns.
         # A rank may have other tiles than its peers: signals say which tokens are there.
