@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from weft.ops.flash_decode import flash_decode as flash_decode
     from weft.ops.gemm_ar import gemm_ar as gemm_ar
     from weft.ops.gemm_rs import gemm_rs as gemm_rs
+    from weft.ops.moe_ar import moe_ar as moe_ar
     from weft.ops.moe_route import moe_route as moe_route
     from weft.ops.moe_rs import moe_rs as moe_rs
     from weft.ops.reduce_scatter import reduce_scatter as reduce_scatter

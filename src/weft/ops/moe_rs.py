@@ -42,13 +42,19 @@ def program(x: Any, b: Any, routing: Any) -> Any:
     return frontend.reduce_scatter(frontend.scatter_rows(products, routing))
 
 
-def reference(problem: Problem, inputs: Sequence[Mapping[str, Any]]) -> list[torch.Tensor]:
-    """All ranks at once, in fp32."""
+def total(problem: Problem, inputs: Sequence[Mapping[str, Any]]) -> torch.Tensor:
+    """All tokens' sums over all ranks at once, in fp32."""
     tables, sums = inputs[0], torch.zeros(problem.m, problem.n)
     for one in inputs:
         weighted = grouped.product(problem, one["x"], one) * tables["weight_of"][:, None]
         for j in range(problem.top_k):
             sums += weighted[tables["slot_of"][:, j].long()]
+    return sums
+
+
+def reference(problem: Problem, inputs: Sequence[Mapping[str, Any]]) -> list[torch.Tensor]:
+    """Each rank's tokens of these."""
+    sums = total(problem, inputs)
     return [sums[slice(*problem.shard(rank))] for rank in range(problem.num_ranks)]
 
 

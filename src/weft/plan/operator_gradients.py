@@ -12,6 +12,7 @@ those of a gathered tensor are summed by what carries them back.
     ep_dispatch     ep_combine, and the other way round (in their files)
     ag_attention    all_gather of k and v again, reduce_scatter of shares of their gradients
     ag_moe          moe_rs with weights of 1  moe_rs     ag_moe, times the weights
+    moe_ar          as moe_rs, of what is there
 
 Formulas are made of operators again, so most can be differentiated too.
 
@@ -29,7 +30,7 @@ import torch
 from weft.base.errors import DtypeError, UsageError
 from weft.base.parts import full_part, part_of
 from weft.base.providers import provider
-from weft.compiler import layouts
+from weft.compiler import experts, layouts
 from weft.ir.tensor import Partial, Placement, Replicate, Shard
 from weft.plan import attention_launches, operations
 from weft.plan import experts_wgrad as by_experts
@@ -359,18 +360,40 @@ def ag_moe(of: Any, gradient: torch.Tensor) -> dict:
     "x", "b", "weight_of", "tables", policy=NARROWED, lies={"x": COLUMNS, "b": COLUMNS}
 )
 def moe_rs(of: Any, gradient: torch.Tensor) -> dict:
-    """Of a weight the product of what it weighs and the gradient: this rank's part of k's."""
-    routing, world, x = routing_of(of.tables, of.weight_of, of.tile_m), of.world, of.x
-    gradient, made, weight_of = gradient.contiguous(), routing.tables, of.weight_of
+    routing, world = routing_of(of.tables, of.weight_of, of.tile_m), of.world
+    gradient, m = gradient.contiguous(), routing.tables.slot_of.shape[0]
+    return _of_weighted_rows(
+        of, routing,
+        lambda: _ops().ag_moe(gradient, of.b.transpose(1, 2), routing, world=world),
+        lambda: _ops().all_gather(gradient, world=world, m=m),
+    )  # fmt: skip
+
+
+@_differentiates(
+    "x", "b", "weight_of", "tables", policy=NARROWED, lies={"x": COLUMNS, "b": COLUMNS}
+)
+def moe_ar(of: Any, gradient: torch.Tensor) -> dict:
+    routing, gradient = routing_of(of.tables, of.weight_of, of.tile_m), gradient.contiguous()
+
+    def unweighted() -> torch.Tensor:
+        rows = experts.gather_rows(gradient, routing)
+        return experts.grouped_matmul(rows, of.b.transpose(1, 2), routing)
+
+    return _of_weighted_rows(of, routing, unweighted, lambda: gradient)
+
+
+def _of_weighted_rows(of: Any, routing: Any, product: Callable, rows: Callable) -> dict:
+    """`product`: all tokens' gradients times b^T, by slot; `rows`: all tokens' gradients. Of a
+    weight the product of what it weighs and the gradient: this rank's part of k's."""
+    made, weight_of, x = routing.tables, of.weight_of, of.x
     of.counts = made.counts
 
     @cache
     def unweighted() -> torch.Tensor:
-        return _ops().ag_moe(gradient, of.b.transpose(1, 2), routing, world=world).float()
+        return product().float()
 
     def db() -> torch.Tensor:
-        rows = _ops().all_gather(gradient, world=world, m=made.slot_of.shape[0])
-        weighted = (rows[made.token_of.long()].float() * weight_of[:, None]).to(x.dtype)
+        weighted = (rows()[made.token_of.long()].float() * weight_of[:, None]).to(x.dtype)
         return _of_each_expert(of, x, weighted)
 
     return {

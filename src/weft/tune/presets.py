@@ -131,7 +131,7 @@ def mixture_points(op: str, tokens: Sequence[int], num_ranks: int) -> list[Point
                 shape = {"m": m, "n": experts, "top_k": top_k}
             elif op == "ag_moe":  # gate and value
                 shape |= {"n": 2 * inner // TENSOR_PARALLEL, "k": hidden}
-            elif op == "moe_rs":
+            elif op in ("moe_rs", "moe_ar"):
                 shape |= {"k": inner // TENSOR_PARALLEL}
             else:  # whole experts on each rank, with room for a quarter more rows than they get
                 shape["capacity"] = each * top_k * 5 // 4
@@ -169,7 +169,7 @@ def decode_points(caches: Sequence[tuple[int, int]], num_ranks: int) -> list[Poi
 LAYER_PRESETS = {label.replace(" ", "-"): label for label in (*GATHERED_LAYERS, *MIXTURES)}
 PRESETS = ("quick", "full", *LAYER_PRESETS)
 COLLECTIVES = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all")
-BY_EXPERTS = ("moe_route", "ag_moe", "moe_rs", "ep_dispatch", "ep_combine")
+BY_EXPERTS = ("moe_route", "ag_moe", "moe_rs", "moe_ar", "ep_dispatch", "ep_combine")
 
 
 def points_of(op: str, preset: str, num_ranks: int) -> list[Point]:

@@ -111,7 +111,7 @@ def grouped(program: Program, product: Task, collective: Task, facts: Facts) -> 
         is_near = facts.num_nodes == 1 and facts.num_ranks > 1
         engines = ("feed", "ce_push") if is_near else ("feed",)
     else:
-        engines = (ENGINES[collective.kind][facts.num_nodes > 1],)
+        engines = tuple(way.engine for way in of_rows(collective, facts))
     tile = (height, cut.tile_n, cut.tile_k) if cut else (height, 64, 32)
     return [Way(engine, tile, "tiles", 0.0) for engine in engines]
 
@@ -120,18 +120,26 @@ def of_rows(collective: Task, facts: Facts) -> list[Way]:
     """All ways to sum rows over ranks where they are worked on, the best first: by who owns them,
     or, few rows, by every rank."""
     assert collective.type is not None
-    if facts.num_nodes > 1:
-        return [Way("sm_put", (), "tiles", 0.0)]
-    machine = hardware_of(facts.target)
-    if facts.num_ranks == 1:
-        return [Way("sm_push", (), "tiles", 0.0)]
+    if collective.kind == "reduce_scatter":
+        return [Way(ENGINES["reduce_scatter"][facts.num_nodes > 1], (), "tiles", 0.0)]
     rows, columns = (number(size, facts.sizes) for size in collective.type.sizes)
     num_bytes = rows * columns * DTYPES[collective.type.dtype].itemsize
+    ways = sums_of_rows(rows, num_bytes, facts.num_ranks, facts.num_nodes, facts.target)
+    return [replace(one, engine="sm_put") for one in ways] if facts.num_nodes > 1 else ways
+
+
+def sums_of_rows(
+    rows: int, num_bytes: int, num_ranks: int, num_nodes: int, target: Target
+) -> list[Way]:
+    """The same of so many rows and bytes, to every rank."""
+    machine = hardware_of(target)
+    if num_ranks == 1 or num_nodes > 1:
+        return [Way("sm_push", (), "tiles", 0.0)]
     engines = ("sm_push", *LL) if rows <= PACKET_ROWS else ("sm_push",)
     if machine is None:
         return [Way(one, (), "tiles", None) for one in engines]
     found = [
-        Way(one, (), "tiles", products.summed_rows_us(num_bytes, facts.num_ranks, machine, one))
+        Way(one, (), "tiles", products.summed_rows_us(num_bytes, num_ranks, machine, one))
         for one in engines
     ]
     return in_order(found)

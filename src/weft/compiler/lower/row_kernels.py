@@ -53,22 +53,23 @@ def statements(plan: Plan, launch: Launch, formula: str) -> Iterator[core.Statem
         yield from _by_packets(plan, launch, formula)
         return
     by_buffer = {one.buffer: one for one in announced}
-    if launch.body[0].kind == "scatter_rows":
+    if _body(launch)[0].kind == "reduce_scatter":
         yield from _scattered(plan, launch, by_buffer[launch.pushes[0]], formula)
         return
-    (x,), (partials, gathered) = launch.body[0].operands, launch.pushes
+    x, (partials, gathered) = launch.body[0].operands[0], launch.pushes
     by_owner, by_all = by_buffer[partials], by_buffer[gathered]
     epsilons = _epsilons(launch)
     yield from _params(launch, (partials, gathered))
     for channel in (by_owner, by_all):
         yield params.signals(plan, launch, channel)
+    yield from _table(launch)
     yield from params.around(plan, launch)
     yield core.Mapping("parts", "static", (x,), cuts="part")
     yield core.Template("rows", launch.tile, formula)
     if launch.takes:
         yield core.Credit("begin", "slot")
     yield core.Hook("order", launch.order, ("parts",))
-    yield core.Hook("ready", "read_owned", (x, "parts"))
+    yield _ready(launch)
     yield core.Wait("combine", by_owner.name, "others", "parts", place=by_owner.place)
     yield core.Hook("combine", "add_partials", (partials, "parts"))
     for do in _summed(launch):
@@ -89,24 +90,17 @@ def _scattered(
     plan: Plan, launch: Launch, channel: Channel, formula: str
 ) -> Iterator[core.Statement]:
     """A token's rows are added up, and its sum goes to the rank whose token it is."""
-    products, routing = launch.body[0].operands
     (result,), (partials,) = launch.writes, launch.pushes
-    yield core.Param(products, "operand")
-    for name in (result, partials):
-        yield core.Param(name, "pointer")
+    yield from _params(launch, (partials,))
     yield params.signals(plan, launch, channel)
-    yield core.Param(routing, "tables", "moe_route")
-    choices = "top_k"
-    while choices in (products, routing, result, partials):
-        choices += "_"
-    yield core.Param(choices, "count", routing)
+    yield from _table(launch)
     yield from params.around(plan, launch)
-    yield core.Mapping("parts", "static", (products,), cuts="part")
+    yield core.Mapping("parts", "static", (launch.body[0].operands[0],), cuts="part")
     yield core.Template("rows", launch.tile, formula)
     if launch.takes:
         yield core.Credit("begin", "slot")
     yield core.Hook("order", launch.order, ("parts",))
-    yield core.Hook("ready", "choices", (products, routing, choices, "parts"))
+    yield _ready(launch)
     yield core.Wait("combine", channel.name, "others", "parts", place=channel.place)
     yield core.Hook("combine", "add_partials", (partials, "parts"))
     yield core.Hook("emit", "push", (partials, "parts"))
@@ -119,11 +113,12 @@ def _scattered(
 def _by_packets(plan: Plan, launch: Launch, formula: str) -> Iterator[core.Statement]:
     """Each rank sums all rows; or who owns them does, and sends sums to all. What is added or
     multiplied right behind the sum is loaded before packets are waited for."""
-    (x,), (partials, *gathered) = launch.body[0].operands, launch.pushes
+    x, (partials, *gathered) = launch.body[0].operands[0], launch.pushes
     epsilons = _epsilons(launch)
     yield from _params(launch, ())
     for name in launch.pushes:
         yield core.Param(name, "packets", core.KERNEL)
+    yield from _table(launch)
     slot, world = params.around(plan, launch)
     yield from (slot, world)
     yield core.Mapping("parts", "static", (x,), cuts="part" if gathered else "each")
@@ -131,7 +126,7 @@ def _by_packets(plan: Plan, launch: Launch, formula: str) -> Iterator[core.State
     if launch.takes:
         yield core.Credit("begin", "slot")
     yield core.Hook("order", "scatter" if gathered else "in_rows", ("parts",))
-    yield core.Hook("ready", "read_owned", (x, "parts"))
+    yield _ready(launch)
     if not gathered:
         yield core.Hook("emit", "send_packets", (partials, x, "parts"))
     yield from _added_up(launch, x, partials, epsilons)
@@ -163,9 +158,37 @@ def _added_up(
     yield core.Hook("combine", "rounded", (launch.writes[0],))
 
 
+def _body(launch: Launch) -> tuple[Do, ...]:
+    """The sum over ranks and what is done to its rows."""
+    return launch.body[launch.body[0].kind == "scatter_rows" :]
+
+
+def _table(launch: Launch) -> Iterator[core.Param]:
+    """Where a token's rows are added up: which they are, and how many."""
+    if launch.body[0].kind == "scatter_rows":
+        _, routing = launch.body[0].operands
+        yield core.Param(routing, "tables", "moe_route")
+        yield core.Param(_choices(launch), "count", routing)
+
+
+def _choices(launch: Launch) -> str:
+    name, taken = "top_k", {*launch.reads, *launch.writes, *launch.pushes}
+    while name in taken:
+        name += "_"
+    return name
+
+
+def _ready(launch: Launch) -> core.Hook:
+    """This rank's share of a tile: rows, or the sums of tokens' choices."""
+    if launch.body[0].kind == "scatter_rows":
+        given = (*launch.body[0].operands, _choices(launch), "parts")
+        return core.Hook("ready", "choices", given)
+    return core.Hook("ready", "read_owned", (launch.body[0].operands[0], "parts"))
+
+
 def _params(launch: Launch, sum_buffers: tuple[str, ...]) -> Iterator[core.Param]:
     yield core.Param(launch.body[0].operands[0], "operand")
-    others = [name for do in launch.body[1:] for name in _others(do, launch)]
+    others = [name for do in _body(launch)[1:] for name in _others(do, launch)]
     for name in dict.fromkeys((*others, *launch.writes, *sum_buffers)):
         yield core.Param(name, "pointer")
     for name, eps in _epsilons(launch).values():
@@ -174,21 +197,22 @@ def _params(launch: Launch, sum_buffers: tuple[str, ...]) -> Iterator[core.Param
 
 def _sent(launch: Launch) -> int:
     """Which of its body's values travels, or would."""
-    sent = travelling([(do.result, do.operands) for do in launch.body], launch.writes)
-    return [do.result for do in launch.body].index(sent)
+    body = _body(launch)
+    sent = travelling([(do.result, do.operands) for do in body], launch.writes)
+    return [do.result for do in body].index(sent)
 
 
 def _summed(launch: Launch) -> tuple[Do, ...]:
     """What is done to rows where they are summed."""
-    return launch.body[1 : _sent(launch) + 1]
+    return _body(launch)[1 : _sent(launch) + 1]
 
 
 def _results(launch: Launch, epsilons: dict[str, tuple[str, float]]) -> Iterator[core.Hook]:
     """What every rank makes of the sums."""
-    sent = _sent(launch)
-    if launch.body[sent].result in launch.writes:
-        yield core.Hook("result", "store_rows", (launch.body[sent].result, "parts"))
-    for do in launch.body[sent + 1 :]:
+    sent, body = _sent(launch), _body(launch)
+    if body[sent].result in launch.writes:
+        yield core.Hook("result", "store_rows", (body[sent].result, "parts"))
+    for do in body[sent + 1 :]:
         yield _work(do, "result", launch, epsilons)
         if do.result in launch.writes:
             yield core.Hook("result", "store_rows", (do.result, "parts"))
@@ -221,18 +245,18 @@ def _epsilons(launch: Launch) -> dict[str, tuple[str, float]]:
 
 def _require(launch: Launch) -> None:
     """Raises  UnsupportedError: work that is no chain on the rows that there are"""
-    first, *rest = launch.body
+    first, *rest = _body(launch)
     message = ""
-    if first.kind == "scatter_rows":
-        if [one.kind for one in rest] != ["reduce_scatter"] or len(launch.pushes) != 1:
-            message = "scatter_rows then " + ", ".join(one.kind for one in rest)
-        rest = []
-    # By owners, whose sums travel back; or by each rank.
-    elif first.kind != "all_reduce" or (
-        launch.order.removeprefix(BY_NODE), len(launch.pushes)
-    ) not in (("scatter", 2), ("rows", 1)):  # fmt: skip
+    # Scattered; or summed by owners, whose sums travel back; or by each rank.
+    order, sent = launch.order.removeprefix(BY_NODE), len(launch.pushes)
+    known = (
+        ("reduce_scatter", "scatter", 1),
+        ("all_reduce", "scatter", 2),
+        ("all_reduce", "rows", 1),
+    )
+    if (first.kind, order, sent) not in known or (rest and first.kind == "reduce_scatter"):
         message = f"{first.kind} in order={launch.order} with pushes={launch.pushes}"
-    if launch.tile[1] > MOST_COLUMNS:
+    elif launch.tile[1] > MOST_COLUMNS:
         message = f"rows of {launch.tile[1]} columns; a row is one tile, of up to {MOST_COLUMNS}"
     there = first.result
     for do in rest:

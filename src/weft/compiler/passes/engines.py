@@ -46,9 +46,12 @@ def engines(program: Program, facts: Facts, settings: Settings) -> Program:
             )  # fmt: skip
         asked = settings.engines.get(collective.name)
         # For rows that are worked on where they are summed all of them are generated.
+        is_rows = collective.kind != "all_gather" and (
+            program.chief(collective.kernel).kind not in PRODUCTS
+        )  # fmt: skip
         usual = [
             way for way in found
-            if not products or way.engine == LIBRARY or (
+            if is_rows or way.engine == LIBRARY or (
                 way.engine not in BY_REQUEST
                 and is_read(program, products, collective, way, facts)
             )

@@ -78,13 +78,12 @@ def fuse(program: Program) -> Program:
                 why = f"multiplies rows of {gather.name} as they arrive"
                 if claim(group, why):
                     claim([gather], "its rows arrive while tiles of others are multiplied")
-            elif group := _scattered_by_table(program, task):
+            elif group := _scattered_by_table(program, task, kernels):
                 if claim(group, "a token's rows are added up before they travel"):
                     claim([task], "its rows lie by slot, for the kernel that adds them up")
         elif task.kind == "all_reduce":
             group = _of_sum(program, task, kernels)
-            has_width = task.type is not None and isinstance(task.type.sizes[1], int)
-            if len(group) > 1 and has_width:
+            if len(group) > 1 and _has_width(task):
                 claim(group, "rows are worked on where they are summed")
     tasks = tuple(replace(one, kernel=kernels.get(one.name, "")) for one in program.tasks)
     fused = replace(program, tasks=tasks, stage="fused")
@@ -122,17 +121,31 @@ def _gathered_by_table(
     return gather, [rows, *product]
 
 
-def _scattered_by_table(program: Program, task: Task) -> list[Task]:
-    """What brings the rows of a grouped product back to their tokens, and sums them over ranks."""
-    group = [task]
-    for kind in ("scatter_rows", "reduce_scatter"):
-        users = program.users(group[-1].name)
-        if len(users) != 1 or users[0].kind != kind or not _is_only_for(program, group[-1], *users):
-            return []
-        group.append(users[0])
-    product, scatter, total = group
-    by_one_table = product.operands[2] == scatter.operands[1]
-    return [scatter, total] if by_one_table and total.dim == 0 else []
+def _scattered_by_table(program: Program, product: Task, kernels: dict[str, str]) -> list[Task]:
+    """What brings the rows of a grouped product back to their tokens, sums them over ranks, and is
+    done to the sums."""
+    scatter = _only_user(program, product)
+    if scatter is None or scatter.kind != "scatter_rows":
+        return []
+    total = _only_user(program, scatter)
+    if total is None or product.operands[2] != scatter.operands[1]:
+        return []
+    if total.kind == "reduce_scatter" and total.dim == 0:
+        return [scatter, total]
+    if total.kind == "all_reduce" and _has_width(total):
+        return [scatter, *_of_sum(program, total, kernels)]
+    return []
+
+
+def _only_user(program: Program, task: Task) -> Task | None:
+    users = program.users(task.name)
+    is_only = len(users) == 1 and _is_only_for(program, task, users[0])
+    return users[0] if is_only else None
+
+
+def _has_width(task: Task) -> bool:
+    """Is a row as long at all sizes?"""
+    return task.type is not None and isinstance(task.type.sizes[1], int)
 
 
 def _is_only_for(program: Program, task: Task, user: Task) -> bool:

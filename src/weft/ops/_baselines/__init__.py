@@ -91,6 +91,7 @@ FLASH_DECODE = _of(
 AG_ATTENTION = _parts("GatherThenAttend", "attention", "attention_alone nccl_gather nccl_attention")
 ALL_TO_ALL = {**_of("nccl", nccl="all_to_all"), **_IN_PLACE}
 AG_MOE, MOE_RS = _parts("GatherThenExperts"), _parts("ExpertsThenScatter")
+MOE_AR = _parts("ExpertsThenReduce")
 EP_DISPATCH = _of(
     "expert_parallel", nccl="dispatch", nccl_by_counts="dispatch_by_counts",
     nccl_whole="dispatch_whole",

@@ -308,7 +308,7 @@ class GatherThenExperts(Way):
         return experts.grouped_matmul(rows, self.inputs["b"], self.routing)
 
 
-class ExpertsThenScatter(MultiplyThenScatter):
+class ExpertsThenReduce(MultiplyThenReduce):
     """Each slot's product, the weighted sum of a token's choices, then the sum over ranks."""
 
     def __init__(self, case: Case, inputs: Any, other: Any = None) -> None:
@@ -320,3 +320,7 @@ class ExpertsThenScatter(MultiplyThenScatter):
         slots = experts.grouped_matmul(self.inputs["x"], self.inputs["b"], self.routing)
         self.whole = self.sums(slots, self.routing)
         return self.whole
+
+
+class ExpertsThenScatter(ExpertsThenReduce, MultiplyThenScatter):
+    """The same, of which each rank has its own tokens' part."""
