@@ -37,8 +37,8 @@ FAMILIES = {
     "GEMM+RS": ("gemm_rs",),
     "GEMM+AR": ("gemm_ar",),
     "all-gather, reduce-scatter, all-reduce, all-to-all": COLLECTIVES,
-    "experts: routing, AG + grouped GEMM, grouped GEMM + RS, dispatch, combine": (
-        "moe_route", "ag_moe", "moe_rs", "ep_dispatch", "ep_combine",
+    "experts: routing, AG + grouped GEMM, grouped GEMM + RS or AR, dispatch, combine": (
+        "moe_route", "ag_moe", "moe_rs", "moe_ar", "ep_dispatch", "ep_combine",
     ),
     "attention over sharded tokens, decode over sharded keys": ("ag_attention", "flash_decode"),
 }  # fmt: skip

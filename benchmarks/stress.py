@@ -50,8 +50,8 @@ INNER = 64
 MOVED = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
 # What takes sets of inputs by turns, and how many.
 TURNED = (
-    "ag_moe", "moe_rs", "moe_route", "ep_dispatch", "ep_combine", "ag_attention", "flash_decode",
-    "ag_wgrad", "ag_rms_gemm", "all_reduce_rms_norm", "persistent",
+    "ag_moe", "moe_rs", "moe_ar", "moe_route", "ep_dispatch", "ep_combine", "ag_attention",
+    "flash_decode", "ag_wgrad", "ag_rms_gemm", "all_reduce_rms_norm", "persistent",
 )  # fmt: skip
 SETS = 3
 OPS = (*MOVED, *PRODUCTS, *TURNED)

@@ -37,7 +37,7 @@ import torch.distributed as dist
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
-PRODUCTS = ("ag_gemm", "gemm_rs", "gemm_ar", "ag_moe", "moe_rs")
+PRODUCTS = ("ag_gemm", "gemm_rs", "gemm_ar", "ag_moe", "moe_rs", "moe_ar")
 COLLECTIVES = ("all_gather", "reduce_scatter", "all_reduce", "all_reduce_rms_norm")
 COMMITS = ("old", "new")
 ROUNDS, WARM_UP, BURST = 9, 2, 10

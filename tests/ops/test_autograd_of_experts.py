@@ -18,11 +18,11 @@ from weft.verify import compiled
 EXPERTS, TOP_K, K, N = 4, 2, 16, 24
 
 
-def layer(x, logits, up, down, world, m, renormalise=True):
+def layer(x, logits, up, down, world, m, renormalise=True, down_to=ops.moe_rs):
     """Each rank has columns of `up` and rows of `down`; tokens are sharded."""
     routing = ops.moe_route(logits, TOP_K, world=world, m=m, renormalise=renormalise, tile_m=16)
     hidden = torch.relu(ops.ag_moe(x, up, routing, world=world))
-    return ops.moe_rs(hidden, down, routing, world=world)
+    return down_to(hidden, down, routing, world=world)
 
 
 def alone(x, logits, up, down, renormalise):
@@ -40,11 +40,12 @@ def alone(x, logits, up, down, renormalise):
     return out
 
 
+@pytest.mark.parametrize("down_to", [ops.moe_rs, ops.moe_ar], ids=["scattered", "everywhere"])
 @pytest.mark.parametrize(
     ("num_ranks", "m", "is_nk", "renormalise"),
     [pytest.param(1, 9, False, False, marks=pytest.mark.slow), (3, 8, True, True)],
 )
-def test_a_layer_of_experts(ranks, num_ranks, m, is_nk, renormalise):
+def test_a_layer_of_experts(ranks, num_ranks, m, is_nk, renormalise, down_to):
     generator = torch.Generator().manual_seed(1)
     x, given = whole(m, K, seed=1), whole(m, K, seed=2)
     # The last expert is nobody's choice.
@@ -63,10 +64,12 @@ def test_a_layer_of_experts(ranks, num_ranks, m, is_nk, renormalise):
             rank = world.rank
             own = [leaf(shard(one, rank, num_ranks)) for one in (x, logits)]
             own += [laid(ups[rank]), laid(downs[rank])]
-            out = layer(*own, world, m, renormalise)
-            (out * shard(given, rank, num_ranks)).sum().backward()
+            out = layer(*own, world, m, renormalise, down_to)
+            is_whole = down_to is ops.moe_ar
+            mine = [one if is_whole else shard(one, rank, num_ranks) for one in (wanted, given)]
+            (out * mine[1]).sum().backward()
             expected = [
-                shard(wanted, rank, num_ranks), shard(leaves[0].grad, rank, num_ranks),
+                mine[0], shard(leaves[0].grad, rank, num_ranks),
                 shard(leaves[1].grad, rank, num_ranks), leaves[2][rank].grad, leaves[3][rank].grad,
             ]  # fmt: skip
             found = [out, *(one.grad for one in own)]

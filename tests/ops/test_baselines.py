@@ -22,6 +22,7 @@ SHAPES = {
     "all_to_all": {"m": 16, "n": 8},
     "ag_moe": {"m": 14, "n": 8, "k": 16, "experts": 6, "top_k": 2},
     "moe_rs": {"m": 16, "n": 8, "k": 16, "experts": 6, "top_k": 2},
+    "moe_ar": {"m": 15, "n": 8, "k": 16, "experts": 6, "top_k": 2},
     "ep_dispatch": {"m": 14, "n": 8, "experts": 6, "top_k": 2},
     "ep_combine": {"m": 14, "n": 8, "experts": 6, "top_k": 2},
 }

@@ -13,7 +13,7 @@ from weft.base.errors import DtypeError, ShapeError
 from weft.ops import cards
 
 pytestmark = pytest.mark.parametrize(
-    "op", [cards()[name] for name in ("ag_moe", "moe_rs")], ids=lambda op: op.name
+    "op", [cards()[name] for name in ("ag_moe", "moe_rs", "moe_ar")], ids=lambda op: op.name
 )
 
 

@@ -30,6 +30,7 @@ EXPERTS = {"m": 20, "n": 24, "k": 16, "experts": 4, "top_k": 2}
 SHAPES = {
     "ag_gemm": PRODUCT, "gemm_rs": PRODUCT, "gemm_ar": PRODUCT, "all_gather": ROWS,
     "reduce_scatter": ROWS, "all_reduce": ROWS, "ag_moe": EXPERTS, "moe_rs": EXPERTS,
+    "moe_ar": EXPERTS,
 }  # fmt: skip
 # Calls by their m, and which rank's tensors lie otherwise in each: what is kept of the small ones
 # is looked at again when larger ones have come, by ranks that have seen them at other times.

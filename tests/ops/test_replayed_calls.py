@@ -27,6 +27,7 @@ from weft.ops import (
     flash_decode,
     gemm_ar,
     gemm_rs,
+    moe_ar,
     moe_rs,
 )
 from weft.plan.attention_launches import GatheredAttention
@@ -104,6 +105,8 @@ SUBJECTS = [
     Subject("ag_moe", "sm_push", _experts(ag_moe), {}),
     Subject("ag_moe", "ce_push", _experts(ag_moe), {}),
     Subject("moe_rs", "sm_push", _experts(moe_rs), {}),
+    Subject("moe_ar", "sm_push", _experts(moe_ar), {}),
+    Subject("moe_ar", "two_shot_ll", _experts(moe_ar), {}),
 ]  # fmt: skip
 
 

@@ -51,6 +51,7 @@ CASES = {
     "ag_moe by engines": ("ag_moe", EXPERTS, CE),
     "ag_moe, experts without tokens": ("ag_moe", {**EXPERTS, "m": 7, "experts": 12}, SM),
     "moe_rs": ("moe_rs", EXPERTS, SM),
+    "moe_ar": ("moe_ar", EXPERTS, SM),
     "moe_rs, experts without tokens": ("moe_rs", {**EXPERTS, "m": 7, "experts": 12}, SM),
 }  # fmt: skip
 # On three ranks: parts that no tile divides, ranks without rows, one row in all.
@@ -62,6 +63,7 @@ AWKWARD = [
         "gemm_ar": {"SMs": SM, "TMA": TMA},
         "ag_moe": {"engines": CE, "SMs": SM},
         "moe_rs": {"SMs": SM},
+        "moe_ar": {"SMs": SM},
     }.items()
     for name, transport in ways.items()
     for m in (401, 4, 1)
@@ -126,7 +128,7 @@ def test_is_right_and_clean(case):
 @pytest.mark.slow
 @pytest.mark.parametrize(("op", "m", "transport"), AWKWARD)
 def test_awkward_shapes_on_three_ranks(op, m, transport):
-    sizes = {**(EXPERTS if op in ("ag_moe", "moe_rs") else GATHERED), "m": m}
+    sizes = {**(EXPERTS if "moe" in op else GATHERED), "m": m}
     if op == "gemm_rs" and transport is CE:  # engines move chunks of whole tiles
         sizes["n"] = 128
     assert runs_in_gluon(emulated((op, sizes, transport), m, num_ranks=3))

@@ -53,8 +53,8 @@ def test_a_call_asks_for_what_is_measured_at_its_sizes(name):
 
 
 UNFUSED_BY = {"nccl", "unfused", "reduce_scatter", "all_reduce"}
-WITH_TABLES = ("ag_moe", "moe_rs", "moe_route", "ep_dispatch", "ep_combine", "ag_attention",
-               "flash_decode")  # fmt: skip
+WITH_TABLES = ("ag_moe", "moe_rs", "moe_ar", "moe_route", "ep_dispatch", "ep_combine",
+               "ag_attention", "flash_decode")  # fmt: skip
 
 
 @pytest.mark.parametrize("name", names())
@@ -78,7 +78,11 @@ def test_the_unfused_way_gives_the_operators_answer(ranks, name):
         def main(problem=problem, everyone=everyone) -> Any:
             world = weft.init()
             found = op.run(world, problem, everyone[world.rank], config)
-            if name in ("ag_moe", "moe_rs"):  # of fp32 the host asks for rows of each expert
+            if name in (
+                "ag_moe",
+                "moe_rs",
+                "moe_ar",
+            ):  # of fp32 the host asks for rows of each expert
                 return found
             with world.record() as recording:
                 found = op.run(world, problem, everyone[world.rank], config)

@@ -43,6 +43,7 @@ LARGE = {
     "moe_route": {"n": 128, "top_k": 8},
     "ag_moe": {"n": 768, "k": 2048, "experts": 128, "top_k": 8},
     "moe_rs": {"n": 2048, "k": 768, "experts": 128, "top_k": 8},
+    "moe_ar": {"n": 2048, "k": 768, "experts": 128, "top_k": 8},
     "ep_dispatch": {"n": 2048, "experts": 128, "top_k": 8},
     "ep_combine": {"n": 2048, "experts": 128, "top_k": 8},
 }  # fmt: skip

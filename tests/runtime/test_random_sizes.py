@@ -125,7 +125,7 @@ def test_sizes_at_random_leave_memory_as_it_was(monkeypatch):
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_sizes_at_random_of_operators_with_many_workspaces(monkeypatch):
-    names = ("ag_rms_gemm", "all_reduce_rms_norm", "flash_decode", "moe_rs")
+    names = ("ag_rms_gemm", "all_reduce_rms_norm", "flash_decode", "moe_rs", "moe_ar")
     run_traffic(names, 125, 3, monkeypatch)
 
 

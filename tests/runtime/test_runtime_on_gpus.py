@@ -40,7 +40,7 @@ def test_slots_are_right_eager_captured_replayed_and_mixed(tmp_path, part):
 
 MOVED = "all_reduce,all_gather,reduce_scatter,all_to_all,ag_gemm"
 PRODUCTS = "gemm_rs,gemm_ar,ag_wgrad,all_reduce_rms_norm,persistent"
-EXPERTS = "ag_moe,moe_rs,moe_route,ep_dispatch,ep_combine,ag_attention,flash_decode"
+EXPERTS = "ag_moe,moe_rs,moe_ar,moe_route,ep_dispatch,ep_combine,ag_attention,flash_decode"
 
 
 @pytest.mark.gpu(n=2)

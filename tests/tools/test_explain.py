@@ -190,12 +190,9 @@ def test_a_file_that_runs_when_it_is_imported(tmp_path, capsys):
 @pytest.mark.parametrize("op", ["ag_moe", "moe_rs"])
 def test_a_mapping_that_the_device_alone_knows(op, capsys):
     found = explained(capsys, op, "--ranks", "4", "--shape", "m=64,n=64,k=64,experts=8,top_k=2")
-    (tile,) = found["mapping"]
+    tile, *_ = found["mapping"]
     assert tile["kernel"] == f"{op}_multiply" and tile["table"] == "routing"
-    said = {
-        "ag_moe": "after gathered_ready[lo … hi][0 … 7]",
-        "moe_rs": "announced by their partials_",
-    }
+    said = {"ag_moe": "after gathered_ready[lo … hi][0 … 7]", "moe_rs": "there from the start"}
     assert said[op] in tile["text"] and "slots first … end - 1" in tile["text"]
     assert 1 < found["times"]["end_us"] < 1000
     assert "mapping(tables, (routing,), cuts=experts)" in found["core"][0]

@@ -78,7 +78,7 @@ def test_a_probe_reads_plausible_rates_within_20_s_and_later_worlds_reckon_with_
 def _runs_unfused(rank: int) -> None:
     with weft.init() as world:
         for name in ("ag_attention", "flash_decode", "moe_route", "ep_dispatch", "ep_combine",
-                     "ag_moe", "moe_rs"):  # fmt: skip
+                     "ag_moe", "moe_rs", "moe_ar"):  # fmt: skip
             card = weft.ops.card(name)
             problem = card.make_problem(2, card.default_shape, "bfloat16")
             case = Case(world, card, problem, 1 << 20)
