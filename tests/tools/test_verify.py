@@ -174,7 +174,7 @@ def test_every_way_of_calling_is_sampled(here: Path, capsys):
         ),  # its tiles leave as those of gemm_rs
         ("ag_moe", {"m": 20, "n": 72, "k": 64}, ["sm_push", "ce_push"]),
         ("ag_rms_gemm", {"m": 140, "n": 72, "k": 64}, ["overlapped"]),
-        ("moe_rs", {"m": 20, "n": 72, "k": 64}, []),
+        ("moe_rs", {"m": 20, "n": 72, "k": 64}, ["sm_push"]),
     ],
 )
 def test_of_sixteen_bits_hoppers_kernels_are_verified_too(op, shape, ways):
