@@ -29,7 +29,7 @@ from weft.plan.calls import run_calls
 from weft.plan.choices import config_of
 from weft.plan.problems import nodes_of
 from weft.plan.routing import ByTables, random_tables
-from weft.plan.table_launches import GROUP_M
+from weft.plan.table_launches import GROUP_M, staged
 from weft.tiles import blocking, gemm_sm90
 from weft.tiles.blocking import Blocking
 
@@ -132,7 +132,8 @@ def _candidates(config: type[Config], problem: Problem, target: Target) -> Itera
         for cut in sorted(SM90_COSTS, key=cost):
             yield config(template="sm90", group_m=SM90_GROUP_M, **asdict(cut))
     for cut in blocking.candidates(tile_m, problem.n, problem.k, problem.dtype, target):
-        one = config(group_m=GROUP_M, **asdict(replace(cut, tile_m=tile_m)))
+        cut = staged(replace(cut, tile_m=tile_m), problem.k, problem.itemsize, target)
+        one = config(group_m=GROUP_M, **asdict(cut))
         try:
             one.check(problem, target)
         except ConfigError:  # cut for lower tiles than the tables have

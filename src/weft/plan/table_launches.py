@@ -3,25 +3,61 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from math import ceil
 from typing import Any
 
 import torch
 
+from weft.base.dtypes import DTYPES
 from weft.base.parts import full_part
+from weft.base.target import Target
 from weft.compiler import layouts
 from weft.compiler.lower import signature, source
 from weft.ir import core
 from weft.ir.device import Do, Launch
 from weft.ir.schedule import Schedule
-from weft.plan.launches import KernelLaunch, Start, block_of_b, tables_in
+from weft.plan.launches import (
+    REGISTERS_OF_THREAD,
+    THREADS_OF_SM,
+    KernelLaunch,
+    Start,
+    block_of_b,
+    tables_in,
+)
 from weft.plan.product_launches import PLAIN_STAGES, PLAIN_WARPS
 from weft.plan.sizes import SizedPlan
 from weft.tiles import blocking, gemm, gemm_sm90, multiply_sm90, route, tile_scheduler
+from weft.tiles.blocking import Blocking
 from weft.tiles.hooks.table import Experts
 
 # Tiles that share columns of B in L2.
 GROUP_M = 4
+
+
+def together(cut: Blocking, itemsize: int, target: Target) -> int:
+    """Programs on an SM: where experts have few rows a tile is a wait for its matrix, and others'
+    are read meanwhile."""
+    if target.backend != "cuda":
+        return 1
+    shared = cut.num_stages * (cut.tile_m + cut.tile_n) * cut.tile_k * itemsize
+    threads = cut.num_warps * target.warp_size
+    return max(1, min(target.shared_bytes // shared, THREADS_OF_SM // threads))
+
+
+def staged(cut: Blocking, k: int, itemsize: int, target: Target) -> Blocking:
+    """The same in as many stages as keep the most of B under way on an SM, up to those of `cut`: of
+    fewer more programs fit, and of short k no more are ever filled."""
+    if target.backend != "cuda":
+        return cut
+    steps = max(2, ceil(k / cut.tile_k))
+    ways = [replace(cut, num_stages=one) for one in range(2, min(cut.num_stages, steps) + 1)]
+
+    def under_way(one: Blocking) -> tuple[int, int]:
+        programs = together(one, itemsize, target)
+        return programs * (one.num_stages - 1), programs
+
+    return max(ways, key=under_way, default=cut)
 
 
 class GroupedProduct(KernelLaunch):
@@ -47,7 +83,7 @@ class GroupedProduct(KernelLaunch):
             for name in (one for one in launch.reads if one in tensors):
                 given = tensors[name].mT if name == weights and self.b_is_nk else tensors[name]
                 layouts.check_tensor(launch.kernel, name, given, self.world)
-            cut = blocking.Blocking(*launch.tile, PLAIN_WARPS, PLAIN_STAGES)
+            cut = Blocking(*launch.tile, PLAIN_WARPS, PLAIN_STAGES)
             dtype = plan.buffers[weights].dtype
             cut.check(launch.kernel, dtype, dtype, False, target)
             schedule = Schedule("", "plain", 1, *launch.tile, GROUP_M, PLAIN_WARPS, PLAIN_STAGES)
@@ -62,6 +98,15 @@ class GroupedProduct(KernelLaunch):
         )  # fmt: skip
         self.axes = ("tile", room), ("from rank", ranks), ("tile column", columns)
         programs, tiles = max(1, target.num_sms - launch.spare), room * columns
+        itemsize = DTYPES[plan.buffers[weights].dtype].itemsize
+        self._options = {"num_warps": schedule.num_warps}
+        if schedule.template != "sm90":
+            cut = Blocking(*schedule.tile, schedule.num_warps, schedule.num_stages)
+            on_sm = together(cut, itemsize, target)
+            self._options["num_stages"] = schedule.num_stages
+            if on_sm > 1:
+                programs *= on_sm
+                self._options["maxnreg"] = REGISTERS_OF_THREAD
         if any(one.slot == "begin" for one in kernel.of(core.Hook)):
             tiles += channels
         if schedule.template == "sm90":
@@ -92,7 +137,7 @@ class GroupedProduct(KernelLaunch):
             for one in self.kernel.of(core.Param) if one.sort not in ("slot", "world")
         ]  # fmt: skip
         sizes, tile = (self._shape, self.experts), self._tiles[is_sm90]
-        options, block = {"num_warps": schedule.num_warps}, signature.PUSHED
+        options, block = self._options, signature.PUSHED
         if is_sm90:
             cut = (tile.m, tile.n, tile.k, schedule.num_stages, tile.b_is_nk)
             name = self.launch.kernel
@@ -100,9 +145,8 @@ class GroupedProduct(KernelLaunch):
             first = self.variants.arranged(arguments, ())
             given = (*first, *shared, slot.arg, *sizes, None, self.world.arg, *cut, block)
             return Start(self.variants.sm90, self.grid, given, options)
-        # That of a schedule for Hopper, where addresses are not TMA's, has fewer stages.
-        is_plain = schedule.template == "plain"
-        options["num_stages"] = schedule.num_stages if is_plain else PLAIN_STAGES
+        if schedule.template == "sm90":  # where addresses are not TMA's
+            options = {**options, "num_stages": PLAIN_STAGES}
         first = self.variants.arranged(arguments)
         given = (*first, slot.arg, *sizes, None, tile.as_constexpr(), self.world.arg, block)
         return Start(self.variants.plain, self.grid, given, options)
