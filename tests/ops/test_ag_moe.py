@@ -9,6 +9,8 @@ from by_experts import call_in_turns, check_kernel, problem_for, small
 import weft
 from weft.base.errors import ConfigError, DtypeError, ShapeError
 from weft.base.target import TARGETS
+from weft.compiler import schedules
+from weft.compiler.passes import swizzle
 from weft.ops.ag_moe import Config, Problem, ag_moe, candidates, op
 from weft.ops.moe_route import moe_route
 
@@ -45,6 +47,36 @@ def test_behind_the_router(ranks, num_ranks, m, how):
             torch.testing.assert_close(got, wanted, rtol=1e-5, atol=1e-5)
             weights = tables.weight_of[tables.slot_of[:, k].long()]
             torch.testing.assert_close(weights, share[:, k] / share.sum(1), rtol=1e-5, atol=1e-6)
+
+
+@pytest.fixture
+def waiting_for_all(monkeypatch):
+    """Tiles come expert by expert, as where matrices are what takes time; plans are not kept."""
+    monkeypatch.setattr(swizzle, "is_read_once", lambda *_: True)
+    monkeypatch.setattr(schedules, "_planned", schedules._planned.__wrapped__)
+
+
+@pytest.mark.parametrize("transport", ["sm_push", "ce_push"])
+def test_expert_by_expert(ranks, waiting_for_all, transport):
+    problem = problem_for(op, 3, 41)
+    ranks(call_in_turns(op, problem, small(op, problem, transport=transport, pushers=3)), 3)
+    config = small(op, problem, transport=transport)
+    planned = schedules.planned(problem.traced(), config, problem, EMU)
+    assert "by_expert" in [one.order for one in planned.program.tasks]
+
+
+def test_large_matrices_are_read_once():
+    """DeepSeek-V3's of 8192 tokens, and not mixtral's, which have many rows each."""
+    sizes = {"num_ranks": 2, "dtype": "bfloat16", "m": 8192, "tile_m": 128}
+    for more, order in (
+        ({"n": 1024, "k": 7168, "experts": 256, "top_k": 8}, "by_expert"),
+        ({"n": 7168, "k": 4096, "experts": 8, "top_k": 2}, "in_turn"),
+    ):
+        problem, target = Problem(**sizes, **more), TARGETS["cuda:90"]
+        stages = schedules.planned(
+            problem.traced(), next(candidates(problem, target)), problem, target
+        )
+        assert order in [one.order for one in stages.program.tasks]
 
 
 @pytest.mark.parametrize(

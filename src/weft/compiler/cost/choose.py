@@ -116,6 +116,20 @@ def grouped(program: Program, product: Task, collective: Task, facts: Facts) -> 
     return [Way(engine, tile, "tiles", 0.0) for engine in engines]
 
 
+def is_read_once(program: Program, product: Task, facts: Facts) -> bool:
+    """Does a grouped product of gathered tokens end first if it waits for all of them?"""
+    machine, kind = hardware_of(facts.target), program.task(product.operands[2]).type
+    assert product.type is not None and kind is not None
+    if machine is None or facts.num_ranks == 1:
+        return False
+    tokens, _, experts = (number(size, facts.sizes) for size in kind.sizes)
+    shape = shape_of(program, product, facts)
+    return products.is_read_once(
+        shape.m, tokens, (experts, shape.n, shape.k), product.tile[0], facts.num_ranks,
+        shape.itemsize, machine,
+    )  # fmt: skip
+
+
 def of_rows(collective: Task, facts: Facts) -> list[Way]:
     """All ways to sum rows over ranks where they are worked on, the best first: by who owns them,
     or, few rows, by every rank."""

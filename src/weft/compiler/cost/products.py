@@ -214,6 +214,21 @@ def grouped_us(slots: int, n: int, k: int, experts: int, itemsize: int, machine:
     return max(flops_us, experts * n * k * itemsize / machine.memory_gbps / 1e3)
 
 
+def is_read_once(
+    slots: int, tokens: int, product: tuple[int, int, int], tile_m: int, num_ranks: int,
+    itemsize: int, machine: Hardware,
+) -> bool:  # fmt: skip
+    """Is it worth waiting for all tokens, so that tiles of one expert come together and read its
+    matrix once? As tokens arrive, tiles of each rank's read it. product: experts, n, k"""
+    experts, n, k = product
+    matrices_us = experts * n * k * itemsize / machine.memory_gbps / 1e3
+    work_us = grouped_us(slots, n, k, experts, itemsize, machine)
+    times = min(num_ranks, max(1, slots // (experts * tile_m)))
+    of_peers = tokens * k * itemsize * (num_ranks - 1) // num_ranks
+    arrived_us = machine.put_gate_us + of_peers / machine.copy_gbps / 1e3
+    return arrived_us + work_us < max(work_us, times * matrices_us)
+
+
 def leaving_us(product: Product, machine: Hardware, by_tma: bool = False) -> float:
     """How long tiles on their way to other ranks hold up their programs' next products.
 

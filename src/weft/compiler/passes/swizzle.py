@@ -15,6 +15,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from weft.base.topology import Topology, text_of
+from weft.compiler.cost.choose import is_read_once
 from weft.compiler.facts import Facts
 from weft.ir.choice import Choice
 from weft.ir.task import Program, is_staged
@@ -25,7 +26,7 @@ BY_NODE, WITH_NODES = "hierarchical_", ("gather", "scatter")
 DYNAMIC = ("in_turn", "by_expert")
 WHY = {
     "in_turn": "tiles of own tokens first, then those whose last tokens come next, by the table",
-    "by_expert": "its tiles share each expert's matrix, and nothing is waited for",
+    "by_expert": "tiles that share an expert's matrix come together, and it is read once",
     "gather": "own rows need not wait; others are multiplied in the order in which they arrive",
     "scatter": "other ranks' rows leave while own ones are multiplied, which nobody waits for",
     "part_by_part": "chunk by chunk, so that engines carry each while others are multiplied",
@@ -40,6 +41,8 @@ def swizzle(program: Program, facts: Facts) -> Program:
     choices = []
     for name in kernels:
         chief, form = program.chief(name), form_of(program, name)
+        if form == "in_turn" and is_read_once(program, chief, facts):
+            form = "by_expert"
         why = WHY[form]
         if facts.num_nodes > 1 and form in WITH_NODES:
             if lie_in_turn(facts):
