@@ -14,8 +14,10 @@ and the others run.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -38,6 +40,8 @@ PAIR = 2
 ON_ALL, ON_PAIR, ON_LONE_PAIR = 3, 2, 7
 # Short tests share a process, up to so many seconds; of one that was never run nothing is known.
 TOGETHER_S, UNKNOWN_S = 60.0, 20.0
+# How long what is stopped may take to stop its own.
+GRACE_S = 15.0
 # Less is not worth beginning one for.
 LEAST_S = 15.0
 
@@ -62,6 +66,20 @@ def jobs_of(tests: Iterable[str], seconds: dict[str, float]) -> list[list[str]]:
             total, together = 0.0, []
         open_jobs[file] = (total + took, [*together, test])
     return [job for _, job in sorted([*jobs, *open_jobs.values()], key=lambda one: -one[0])]
+
+
+def stop(process: subprocess.Popen) -> None:
+    """With the ranks that its tests have started, which would keep the GPUs busy: torchrun ends its
+    own when it is told to, and they have sessions of their own."""
+    with contextlib.suppress(ProcessLookupError):  # there is none of the group any more
+        os.killpg(process.pid, signal.SIGTERM)
+        until = time.time() + GRACE_S
+        while time.time() < until:
+            process.poll()
+            os.killpg(process.pid, 0)
+            time.sleep(0.1)
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
 
 
 def rows_of(report: Path, job: list[str]) -> Iterator[dict[str, Any]]:
@@ -134,13 +152,14 @@ class Suite:
             command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
             command += [f"--junitxml={report}", *job]
             environment = {**os.environ, "CUDA_VISIBLE_DEVICES": gpus}
+            process = subprocess.Popen(
+                command, cwd=ROOT, env=environment, start_new_session=True,
+                stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+            )  # fmt: skip
             try:
-                subprocess.run(
-                    command, cwd=ROOT, env=environment, timeout=left,
-                    stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-                )  # fmt: skip
+                process.wait(left)
             except subprocess.TimeoutExpired:
-                pass
+                stop(process)
             return list(rows_of(report, job))
 
 
