@@ -39,6 +39,8 @@ SPARE = 1 << 20
 CHECKED, RECORDED = 50, 10
 # Calls until all ways of all operators were met: a tenth, or so many, but no more than half of all.
 WARM = 200
+# Between sizes of which every way has some.
+STEP = 1.25
 # By what memory may grow that the heap is not.
 OTHERS_BYTES = {"device": 64 << 20, "recordings": 64 << 20}
 PRODUCTS = ("ag_gemm", "gemm_rs", "gemm_ar")
@@ -114,6 +116,15 @@ def is_flat(before: dict[str, int], after: dict[str, int]) -> bool:
     return all(after[one] <= before[one] + OTHERS_BYTES.get(one, 0) for one in after)
 
 
+def ladder_of(most: int, num_ranks: int) -> list[int]:
+    """Sizes from the largest down to one row of each rank, with STEP between."""
+    found, m = [], float(most)
+    while m >= num_ranks:
+        found.append(int(m) // num_ranks * num_ranks)
+        m /= STEP
+    return list(dict.fromkeys((*found, num_ranks)))
+
+
 def traffic(options: argparse.Namespace) -> dict[str, Any]:
     """What every rank does; the findings of this one."""
     heap = options.heap << 20
@@ -129,11 +140,13 @@ def traffic(options: argparse.Namespace) -> dict[str, Any]:
     warm = min(max(WARM, options.calls // 10), options.calls // 2)
     times: dict[str, list[float]] = defaultdict(list)
     worst_error, before, wrong = 0.0, {}, []
-    for turn, m in enumerate([options.most // ranks * ranks] * 2 * len(OPS) + sizes):
-        # The largest of each, in both worlds, eager and recorded: what follows needs no more.
-        is_first = turn < 2 * len(OPS)
+    ladder = [m for m in ladder_of(options.most, ranks) for _ in range(2 * len(OPS))]
+    for turn, m in enumerate(ladder + sizes):
+        # Of each operator, in both worlds, eager and recorded, from the largest on sizes of every
+        # way that it has: what follows needs no more.
+        is_first = turn < len(ladder)
         name = OPS[turn % len(OPS)] if is_first else draw.choice(OPS)
-        caller = callers[turn // len(OPS)] if is_first else draw.choice(callers)
+        caller = callers[turn // len(OPS) % 2] if is_first else draw.choice(callers)
         is_recorded = is_first or draw.randrange(RECORDED) == 0
         x = caller.operand(name, m, turn)
         with caller.stream as stream:
@@ -141,7 +154,8 @@ def traffic(options: argparse.Namespace) -> dict[str, Any]:
             start = time.perf_counter()
             out = caller.call(name, x)
             stream.synchronize()
-            times[name].append((time.perf_counter() - start) * 1e3)
+            if not is_first:
+                times[name].append((time.perf_counter() - start) * 1e3)
             if is_recorded:
                 with caller.world.record() as recording:
                     out = caller.call(name, x)
@@ -154,14 +168,14 @@ def traffic(options: argparse.Namespace) -> dict[str, Any]:
                 worst_error = max(worst_error, error)
                 if not error <= limit:
                     wrong.append({"turn": turn, "op": name, "m": m, "error": error})
-        if turn == 2 * len(OPS) + warm:
+        if turn == len(ladder) + warm - 1:
             before = memory_of(callers)
     after = memory_of(callers)
     found = {
         "ranks": ranks, "calls": options.calls, "prepared_s": prepared_s, "wrong": wrong,
         "worst_error": worst_error, "compiled": [one.compiled for one in worlds],
         "memory": {"early": before, "late": after, "is_flat": is_flat(before, after)},
-        "ms": {name: quantiles(some[2:]) for name, some in sorted(times.items())},
+        "ms": {name: quantiles(some) for name, some in sorted(times.items())},
     }  # fmt: skip
     for one in reversed(worlds):
         one.close()
