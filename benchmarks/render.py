@@ -59,9 +59,10 @@ OLD_NAMES = {
 
 
 def load(op: str, num_gpus: int = 4) -> dict[str, Any]:
-    """The one current document of an operator; empty where nothing was measured yet."""
-    path = RESULTS / f"{op}_h200x{num_gpus}.json"
-    document = json.loads(path.read_text()) if path.exists() else {}
+    """The one current document of an operator, of H200s or else of H100s; empty where nothing was
+    measured yet."""
+    paths = [RESULTS / f"{op}_{kind}x{num_gpus}.json" for kind in ("h200", "h100")]
+    document = next((json.loads(one.read_text()) for one in paths if one.exists()), {})
     for row in (*document.get("rows", []), *document.get("failed", [])):
         ours, _, transport = row["variant"].partition(" ")
         row["variant"] = f"{ours} {OLD_NAMES.get(transport, transport)}".strip()
@@ -349,14 +350,16 @@ def summary_table() -> str:
         return f"{ahead} of {len(found)}; {geometric_mean(found):.2f} ({spread})"
 
     lines = [[title, cell(ops, 4), cell(ops, 2)] for title, ops in FAMILIES.items()]
-    return "\n".join([*table(["", "4 x H200", "2 x H200"], lines), ""])
+    return "\n".join([*table(["", "4 GPUs", "2 GPUs"], lines), ""])
 
 
 def whole_ways_table(ops: Sequence[str], num_gpus: int) -> str:
     """What was timed on so many GPUs beside the fastest whole way of others."""
-    lines, commits, document = [], set(), {}
+    lines, commits, machines = [], set(), {}
     for op in ops:
-        document = load(op, num_gpus) or document
+        document = load(op, num_gpus)
+        if document:
+            machines.setdefault(document["hardware"], []).append(f"`{op}`")
         for label, ours, rival in whole_points(op, num_gpus):
             commits.add(ours.get("commit", document["commit"]))
             us, sizes = ours["median_us"], [f"{name}={n}" for name, n in ours["shape"].items()]
@@ -369,7 +372,9 @@ def whole_ways_table(ops: Sequence[str], num_gpus: int) -> str:
             hidden = efficiency(ours["overlap_efficiency"])
             lines.append([f"`{op}`", what, ", ".join(sizes), other, f"{us:.0f}", times, hidden])
     header = ["operator", "of", "sizes", "others' fastest, us", "weft, us", "times as fast", "E"]
-    told = f"{document['hardware']}, bfloat16, commits {', '.join(sorted(commits))}."
+    first, *others = sorted(machines.items(), key=lambda one: -len(one[1]))
+    told = "; ".join([first[0], *(f"{', '.join(names)} on {one}" for one, names in others)])
+    told = f"{told}; bfloat16, commits {', '.join(sorted(commits))}."
     return "\n".join([*table(header, lines), "", told, ""])
 
 

@@ -89,7 +89,7 @@ def test_wefts_variants_by_words():
 def test_the_configuration_that_is_told_is_the_one_that_is_taken():
     """Of ag_gemm, which takes libraries in a recording: launches cost the host nothing there."""
     op, target = card("ag_gemm"), TARGETS["cuda:90"]
-    problem = op.make_problem(2, {"m": 128, "n": 14336, "k": 8192}, "bfloat16")
+    problem = op.make_problem(2, {"m": 128, "n": 7168, "k": 4096}, "bfloat16")
     case = SimpleNamespace(
         card=op, problem=problem, world=SimpleNamespace(target=target, choices={}), sets=[]
     )

@@ -89,7 +89,7 @@ NUM_WARPS = 4
 CONSUMER_REGISTERS = gl.constexpr(232)
 PRODUCER_REGISTERS = gl.constexpr(40)
 # Where many matrices are read, steps of k from one wait for all other programs to the next.
-PACE = gl.constexpr(16)
+PACE = gl.constexpr(32)
 # Where rows lie by index four warps copy them, 16 bytes a thread at a time.
 COPYING_THREADS = gl.constexpr(128)
 CONSUMERS_BESIDE_COPIES = gl.constexpr(216)
