@@ -313,6 +313,7 @@ def _produce(
         # Whoever has no tile of the last round is waited for as well.
         word, _ = _pace_words(shared, step)
         if begins + (waves.whole - 1) // step * step >= waves.whole:
+            # weft: equivalent-mutant value+1 of atomic: waits end early, and no data is behind them
             wl.atomic_add(word, paces_of(waves.num_k), order=wl.Order.RELAXED,
                           scope=wl.Scope.DEVICE)  # fmt: skip
     if done is not None:
@@ -344,8 +345,9 @@ def _keep_pace(shared, i, step):
     long as they read it at once. Each is a little faster or slower than the others, tile by tile.
     """
     word, _ = _pace_words(shared, step)
+    # weft: equivalent-mutant value+1 of atomic: waits end early, and no data is behind them
     wl.atomic_add(word, 1, order=wl.Order.RELAXED, scope=wl.Scope.DEVICE)
-    # weft: equivalent-mutant drop, narrow of wait: no data is behind it
+    # weft: equivalent-mutant drop, value-1, count-1 of wait: no data is behind it
     wl.wait(word, (i + 1) * step, order=wl.Order.RELAXED, scope=wl.Scope.DEVICE,
             world=shared.world)  # fmt: skip
 
