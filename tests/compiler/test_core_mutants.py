@@ -104,19 +104,20 @@ def shipped(name: str, nodes: int = 1):
     return kernel
 
 
-def by_experts(name: str):
+def by_experts(name: str, m: int = 9):
     """The problem of ag_moe, moe_rs or moe_ar which runs are of, and how one is done."""
     module = importlib.import_module(f"weft.ops.{name}")
-    shape = {"m": 9, "n": 20, "k": 16, "experts": 2, "top_k": 2}
+    shape = {"m": m, "n": 20, "k": 16, "experts": 2, "top_k": 2}
     problem = module.op.make_problem(RANKS, shape, "float32")
     config = next(iter(module.candidates(problem, TARGETS["emu"])))
     return problem, replace(config, transport="sm_push", tile_n=16, tile_k=16)
 
 
 def of_experts(name: str):
-    """ag_moe, moe_rs or moe_ar, the same; tokens go elsewhere each time."""
-    problem, config = by_experts(name)
-    return operator(name, [problem] * 3, config)
+    """ag_moe, moe_rs or moe_ar, the same; tokens go elsewhere each time. Few tokens lie among
+    moe_ar's, as in gemm_ar."""
+    rows = (9, 9, 1, 1, 9, 1, 9) if name == "moe_ar" else (9, 9, 9)
+    return operator(name, [by_experts(name, m)[0] for m in rows], by_experts(name)[1])
 
 
 def product(name: str, nodes: int = 1):
