@@ -45,18 +45,21 @@ class Persistent:
     """How programs run as one kernel; `lowering=` takes it where its defaults do not serve.
 
     Units   num_workers: as many as the device has SMs (0), or fewer; splits: of each sequence's
-            keys, which as many tasks read, or as many as keep the workers busy (0); num_warps: of a
-            worker, or what its tiles take (0)
+            keys, which as many tasks read, or as many as keep the workers busy (0); split_k: parts
+            along k of each product whose readers add parts up, or as many as are predicted to be
+            done first (0); num_warps: of a worker, or what its tiles take (0)
     """
 
     num_workers: int = 0
     splits: int = 0
     num_warps: int = 0
     num_stages: int = 5
+    split_k: int = 0
 
     def __post_init__(self) -> None:
         whole_number("Persistent: num_workers", self.num_workers, 0, UsageError)
         whole_number("Persistent: splits", self.splits, 0, UsageError)
+        whole_number("Persistent: split_k", self.split_k, 0, UsageError)
 
     def compiled_with(self, target: Target, bodies: Sequence[Body]) -> dict[str, int]:
         """What Triton is told. One worker has an SM: nothing is spilled for a second one's sake."""
@@ -109,7 +112,7 @@ class Persistent:
         workers = self.num_workers or world.target.num_sms
         folded = fold(program, sizes, world.num_ranks, settled)
         split = split_keys(folded, sizes, world.num_ranks, workers, self.splits)
-        return chosen(split, sizes, world.num_ranks, workers, settled)
+        return chosen(split, sizes, world.num_ranks, workers, settled, split_k=self.split_k)
 
 
 class Runner:
