@@ -28,6 +28,7 @@ from weft.megakernel.extents import chosen
 from weft.megakernel.folding import fold
 from weft.megakernel.graph import build
 from weft.megakernel.operands import Operands
+from weft.megakernel.ordering import by_depth
 from weft.megakernel.sequences import KEYS, OF_KEYS, split_keys
 from weft.megakernel.tables import tables
 from weft.megakernel.tasks.scoreboard import Board
@@ -108,11 +109,12 @@ class Persistent:
     def _tiled(
         self, program: Program, sizes: Mapping[str, int], world: Any, settled: Collection[str]
     ) -> Program:
-        """The program as it is run: folded, split, in tiles for these sizes."""
+        """The program as it is run: folded, split, in tiles for these sizes, in order."""
         workers = self.num_workers or world.target.num_sms
         folded = fold(program, sizes, world.num_ranks, settled)
         split = split_keys(folded, sizes, world.num_ranks, workers, self.splits)
-        return chosen(split, sizes, world.num_ranks, workers, settled, split_k=self.split_k)
+        tiled = chosen(split, sizes, world.num_ranks, workers, settled, split_k=self.split_k)
+        return by_depth(tiled)
 
 
 class Runner:
@@ -129,7 +131,7 @@ class Runner:
             )
         self.world, self.program = world, program
         places = {one.name: one.place for one in program.tasks}
-        reads = _reads(program)
+        reads = reads_of(program)
         self._copied = layouts.to_copy(program.name, tensors, reads, places)
         transposed = frozenset(
             name for name in reads.weights
@@ -202,7 +204,7 @@ def _graph(program: Program, sizes: Mapping[str, int], world: Any, options: Pers
     return require(replace(graph, num_workers=max(1, min(most, longest))))
 
 
-def _reads(program: Program) -> layouts.Reads:
+def reads_of(program: Program) -> layouts.Reads:
     """How the kernel reads the inputs of a program."""
     right = {one.operands[1] for one in program.tasks if one.kind in WEIGHTED}
     rows = {name for one in program.tasks for i, name in enumerate(one.operands)
