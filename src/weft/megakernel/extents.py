@@ -124,10 +124,11 @@ class Chooser:
             splits = [split_k] if split_k else [*range(1, MOST_PARTS + 1)]
         found = [
             # No part is without a step.
-            Split((*cut, step), min(split, ceil(k / step)))
+            Split((*cut, step), ceil(steps / ceil(steps / split)))
             for cut in _pairs(rows, max(columns), ROWS, COLUMNS)
-            for step in [_step(cut, k, itemsize)]
             for split in splits
+            for step in [_step(cut, ceil(k / split), itemsize)]
+            for steps in [max(1, ceil(k / step))]
         ]  # fmt: skip
         (height, width, step), split = min(found, key=took)
         return Split((height, width // times, step), split)

@@ -4,8 +4,9 @@
 
 v are this rank's buffers, s its sizes. A size is named by what it is of: X_m and X_n are extents of
 what the rank has of X, X_stride says how far X's rows lie apart, X_slab how many each rank's
-summands have, or each part of a product that is split along k, X_part how many columns each rank's full part. Those that must be equal have one
-name: of a size that the program calls by name that name, else that of which comes first.
+summands have, or each part of a product that is split along k, X_part how many columns each rank's
+full part. Those that must be equal have one name: of a size that the program calls by name that
+name, else that of which comes first.
 """
 
 from __future__ import annotations

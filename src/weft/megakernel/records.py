@@ -79,8 +79,8 @@ class TileTask:
     """Tile (i_m, i_n) of an operation: `id` is its index in its rank's tasks.
 
     `writes[0].region` is what it makes. `owner`, of send and reduce: with whose summand the sum
-    begins; those of owner + 1, ... follow, as in the kernels that overlap. `part`, of a product that
-    is split along k: which of its parts.
+    begins; those of owner + 1, ... follow, as in the kernels that overlap. `part`, of a product
+    that is split along k: which of its parts.
     """
 
     id: int
