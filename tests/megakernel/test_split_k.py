@@ -152,27 +152,29 @@ def test_bits_depend_on_the_number_of_parts_alone(ranks):
         assert all(map(torch.equal, found[1][0], by_seed[0][1][0]))
 
 
-def test_whole_numbers_come_out_exactly(ranks):
-    """Each part is added once, and none is rounded before the sum is."""
-    types = types_of("bfloat16")
-    made = tiled(appended, {name: types[name] for name in ("x", "lengths", "wv", "cache")})
-    generator = torch.Generator().manual_seed(2)
-    whole = {
-        "x": torch.randint(-8, 9, (3, K), generator=generator).to(torch.bfloat16),
-        "wv": torch.randint(-8, 9, (K, N), generator=generator).to(torch.bfloat16),
-        "lengths": torch.tensor([[1, 2, 5]], dtype=torch.int32),
-        "cache": torch.zeros(3 * MAX_KV, N, dtype=torch.bfloat16),
-    }
-    exact = (whole["x"].double() @ whole["wv"].double()).to(torch.bfloat16)
-    assert exact.abs().max() > 256  # where bfloat16 has no longer each whole number
-    found = ranks(lambda: results_of(made, whole, Persistent(3, split_k=4), 2), 2)
-    got = torch.cat([results[0][0] for results in found], 1).view(3, MAX_KV, N)
-    for sequence, length in enumerate((1, 2, 5)):
-        assert torch.equal(got[sequence, length - 1], exact[sequence])
+def heads(x, lengths, table, gain, wq, wk, wv, wo, cache):
+    """Each task that adds parts up and rounds them."""
+    keys = kv_append(cache, x @ wv, lengths)
+    turned = rope(x @ wk, lengths, head=HEAD)
+    by_table = rope_by_table(x @ wq, lengths, table, head=HEAD)
+    return keys, turned, by_table, rms_norm(x @ wo, gain, head=HEAD)
 
 
-def appended(x, lengths, wv, cache):
-    return kv_append(cache, x @ wv, lengths)
+def test_of_whole_numbers_parts_give_the_bits_of_whole_products(ranks):
+    """Each part is added once, and their sum is rounded, once, before anything is done with it."""
+    types = {name: kind for name, kind in types_of("bfloat16").items() if name != "before"}
+    made, whole = tiled(heads, types), tensors_of(types, 3, 2)
+    for name in ("x", "wq", "wk", "wv", "wo"):
+        whole[name] = (whole[name].float() * 4).round().to(torch.bfloat16)
+    exact = whole["x"].double() @ whole["wq"].double()
+    assert (exact.to(torch.bfloat16) != exact).any() and exact.abs().max() < 1 << 24
+
+    def both():
+        found = [results_of(made, whole, Persistent(3, split_k=n), 2) for n in (1, 4)]
+        return [[result for result, _ in results] for results in found]
+
+    for whole_products, parts in ranks(both, 2):
+        assert all(map(torch.equal, parts, whole_products))
 
 
 def graph_of(num_ranks: int, b: int, split_k: int = 2):
