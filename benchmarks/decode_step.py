@@ -10,7 +10,8 @@ the weights and caches of a rank takes at 4.8 TB/s. Writes results/decode_step_<
 "torch, .." are the step operation by operation; "fused torch, .." as a good user of torch writes
 it: one product for queries, keys and values, pointwise functions by torch.compile, torch's one-shot
 all-reduce on symmetric memory. To it and to the persistent kernel weights lie as [n, k], as
-torch.nn.Linear has them.
+torch.nn.Linear has them. --split-k 1,0,2,4 adds the persistent kernel with products in so many
+parts along k: 1 leaves them whole, 0 is as it is without the option.
 """
 
 from __future__ import annotations

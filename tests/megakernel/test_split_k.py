@@ -87,8 +87,9 @@ def in_parts(made, sizes, num_ranks: int, split_k: int = 3, num_workers: int = 1
     return chosen(folded, sizes, num_ranks, num_workers, split_k=split_k)
 
 
-def results_of(made, whole, how: Persistent, num_ranks: int) -> list[tuple]:
-    """Results on this rank of two calls on one slot, beside what they mean."""
+def results_of(made, whole, how: Persistent, num_ranks: int, is_nk: bool = False) -> list[tuple]:
+    """Results on this rank of two calls on one slot, beside what they mean. `is_nk`: weights lie as
+    [n, k]."""
     world = weft.init()
     sizes = {"b": len(whole["x"])}
 
@@ -96,6 +97,10 @@ def results_of(made, whole, how: Persistent, num_ranks: int) -> list[tuple]:
         return of_rank(made.task(name).type, one, sizes, world.rank, num_ranks)
 
     mine = {name: part(name, one).clone() for name, one in whole.items()}
+    if is_nk:
+        for one in made.tasks:
+            if one.kind == "matmul":
+                mine[one.operands[1]] = mine[one.operands[1]].t().contiguous().t()
     wanted = [
         part(name, one) for name, one in zip(made.results, reference(made, whole), strict=True)
     ]
@@ -123,7 +128,8 @@ def test_it_means_what_whole_products_mean(ranks, num_ranks, b, dtype, split_k, 
     assert [one.split_k for one in tasks if one.split_k > 1] == parts
     whole = tensors_of(types_of(dtype), b, 0)
     how = Persistent(num_workers=3, split_k=split_k)
-    for results in ranks(lambda: results_of(made, whole, how, num_ranks), num_ranks):
+    is_nk = b > 1
+    for results in ranks(lambda: results_of(made, whole, how, num_ranks, is_nk), num_ranks):
         for result, want in results:
             error = (result.float() - want).norm() / want.float().norm()
             assert error <= 8 * tolerance(dtype, K)

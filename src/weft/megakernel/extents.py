@@ -3,7 +3,8 @@
     product = matmul(h, up, tile=(128, 128))    ->    product = matmul(h, up, tile=(16, 32, 256))
 
 A tile is one task, so tiles also say how many workers an operation keeps busy. Of sixteen rows a
-product reads its right operand and does little else: narrow tiles let all SMs read.
+product reads its right operand and does little else: narrow tiles let all SMs read. So do parts
+along k, which also let them have equal shares.
 """
 
 from __future__ import annotations
