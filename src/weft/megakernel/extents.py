@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import cache, cached_property
 from math import ceil
 from typing import NamedTuple
 
@@ -87,9 +88,22 @@ class Chooser:
     settled: frozenset[str]
     machine: Hardware
 
+    @cached_property
+    def by_name(self) -> dict[str, Task]:
+        return {task.name: task for task in self.program.tasks}
+
+    @cached_property
+    def may_be_split(self) -> dict[str, list[Task]]:
+        """The products that can be split along k, by what they multiply from the left."""
+        found: dict[str, list[Task]] = {}
+        for one in self.program.tasks:
+            if one.name not in self.settled and may_be_split(self.program, one):
+                found.setdefault(one.operands[0], []).append(one)
+        return found
+
     def held(self, name: str) -> tuple[int, int]:
         """Extents of what rank 0 has of a value."""
-        kind = self.program.task(name).type
+        kind = self.by_name[name].type
         assert kind is not None
         rows, columns = held_by(kind, 0, self.sizes, self.num_ranks).extents
         return max(1, rows), max(1, columns)
@@ -99,30 +113,31 @@ class Chooser:
         return DTYPES[task.type.dtype].itemsize
 
     def product(self, task: Task, split_k: int) -> Split:
-        """Of a product, and of all beside it that read the same rows: workers that one leaves idle
-        do tasks of another."""
+        """Of a product; and where it can be split, of all that can be and have the same rows on the
+        left: workers that one leaves idle do tasks of another."""
         rows, k = self.held(task.name)[0], self.held(task.operands[0])[1]
         times = 2 if task.kind in GATED_PRODUCTS else 1
-        beside = self._beside(task)
+        beside = self.may_be_split.get(task.operands[0], [])
+        splits = [split_k] if split_k else [*range(1, MOST_PARTS + 1)]
+        if task not in beside:
+            beside, splits = [task], [1]
         columns = [times * self.held(one.name)[1] for one in beside]
         itemsize = self.itemsize(task)
+        adding_us = cache(lambda split: self._adding_us(beside, split))
 
         def took(split: Split) -> float:
             height, width, step = split.tile
-            own = ceil(ceil(k / step) / split.split_k) * step
+            own = min(k, ceil(ceil(k / step) / split.split_k) * step)
             each = product_us(height, width, own, itemsize, ceil(rows / height), self.machine)
             tiles = sum(ceil(rows / height) * ceil(one / width) for one in columns)
             us = 0.0
             if split.split_k > 1:
                 cells = min(rows, height) * width
                 each += move_us(PART_BYTES * cells, self.machine) - self.machine.task_us
-                us += self._adding_us(beside, split.split_k)
+                us += adding_us(split.split_k)
             tasks = tiles * split.split_k
             return us + rounds_us(each, tasks, self.num_workers, self.machine)
 
-        splits = [1]
-        if may_be_split(self.program, task):
-            splits = [split_k] if split_k else [*range(1, MOST_PARTS + 1)]
         found = [
             # No part is without a step.
             Split((*cut, step), ceil(steps / ceil(steps / split)))
@@ -133,16 +148,6 @@ class Chooser:
         ]  # fmt: skip
         (height, width, step), split = min(found, key=took)
         return Split((height, width // times, step), split)
-
-    def _beside(self, task: Task) -> list[Task]:
-        """All products of the same rows that can be split as this one can; of others itself."""
-        if not may_be_split(self.program, task):
-            return [task]
-        return [
-            one for one in self.program.users(task.operands[0])
-            if one.operands[0] == task.operands[0] and one.name not in self.settled
-            and may_be_split(self.program, one)
-        ]  # fmt: skip
 
     def _adding_us(self, products: Collection[Task], split_k: int) -> float:
         """What adding up parts costs the tasks that read the products, at most."""
