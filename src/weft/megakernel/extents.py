@@ -113,13 +113,13 @@ class Chooser:
         return DTYPES[task.type.dtype].itemsize
 
     def product(self, task: Task, split_k: int) -> Split:
-        """Of a product; and where it can be split, of all that can be and have the same rows on the
+        """Of a product; and where it may be split, of all that may be and have the same rows on the
         left: workers that one leaves idle do tasks of another."""
         rows, k = self.held(task.name)[0], self.held(task.operands[0])[1]
         times = 2 if task.kind in GATED_PRODUCTS else 1
         beside = self.may_be_split.get(task.operands[0], [])
         splits = [split_k] if split_k else [*range(1, MOST_PARTS + 1)]
-        if task not in beside:
+        if split_k == 1 or task not in beside:
             beside, splits = [task], [1]
         columns = [times * self.held(one.name)[1] for one in beside]
         itemsize = self.itemsize(task)
