@@ -10,7 +10,8 @@ the weights and caches of a rank takes at 4.8 TB/s. Writes results/decode_step_<
 "torch, .." are the step operation by operation; "fused torch, .." as a good user of torch writes
 it: one product for queries, keys and values, pointwise functions by torch.compile, torch's one-shot
 all-reduce on symmetric memory. To it and to the persistent kernel weights lie as [n, k], as
-torch.nn.Linear has them.
+torch.nn.Linear has them. --split-k 1,0,2,4 adds the persistent kernel with products in so many
+parts along k: 1 leaves them whole, 0 is as it is without the option.
 """
 
 from __future__ import annotations
@@ -272,8 +273,11 @@ def as_linear(given: dict[str, torch.Tensor]) -> list[torch.Tensor]:
     ]
 
 
-def ways_of(world: Any, model: Model, context: int, given: dict[str, torch.Tensor]) -> dict:
-    """Each way of doing the step, as a call."""
+def ways_of(
+    world: Any, model: Model, context: int, given: dict[str, torch.Tensor], splits_k: list[int]
+) -> dict[str, Callable]:
+    """Each way of doing the step, as a call; the persistent kernel also with products in so many
+    parts along k, whose readers can add them up."""
     compiled, parts, batch = step_of(model, context), list(given.values()), len(given["x"])
     by_columns = as_linear(given)
 
@@ -298,7 +302,10 @@ def ways_of(world: Any, model: Model, context: int, given: dict[str, torch.Tenso
         "persistent, whole keys": lambda: call(weft.megakernel.Persistent(splits=1)),
         "persistent, weights as [k, n]": lambda: call("persistent", parts),
     }
-    return found
+    return found | {
+        f"persistent, split_k={n}": partial(call, weft.megakernel.Persistent(split_k=n))
+        for n in splits_k
+    }
 
 
 def error_of(got: torch.Tensor, wanted: torch.Tensor) -> float:
@@ -345,10 +352,12 @@ def measure(world: Any, ways: dict[str, Callable], rounds: int) -> dict[str, Any
     return found
 
 
-def write_trace(world: Any, model: Model, context: int, batch: int, path: str) -> None:
+def write_trace(
+    world: Any, model: Model, context: int, batch: int, split_k: int, path: str
+) -> None:
     """What tasks of the persistent kernel did when, for Perfetto, and a line for each value."""
     given = inputs(model, context, batch, world.rank, world.num_ranks, world.device)
-    compiled, how = step_of(model, context), weft.megakernel.Persistent()
+    compiled, how = step_of(model, context), weft.megakernel.Persistent(split_k=split_k)
     parts = as_linear(given)
 
     def call() -> None:
@@ -387,17 +396,17 @@ def write_trace(world: Any, model: Model, context: int, batch: int, path: str) -
 
 def main(rank: int, options: argparse.Namespace) -> None:
     world = weft.init(trace_tiles=1 << 14 if options.trace else 0)
-    n = world.num_ranks
+    n, splits_k = world.num_ranks, [int(one) for one in options.split_k.split(",") if one]
     if options.trace:  # of the first model and batch; times with a trace are of nothing else
         model, batch = options.models.split(",")[0], int(options.batch.split(",")[0])
-        write_trace(world, MODELS[model], options.context, batch, options.trace)
+        write_trace(world, MODELS[model], options.context, batch, [*splits_k, 0][0], options.trace)
         return
     results: dict[str, Any] = provenance() if rank == 0 else {}
     results |= {"what": __doc__.splitlines()[0], "num_ranks": n, "layers": LAYERS, "rows": []}
     for name in options.models.split(","):
         for batch in map(int, options.batch.split(",")):
             given = inputs(MODELS[name], options.context, batch, rank, n, world.device)
-            ways = ways_of(world, MODELS[name], options.context, given)
+            ways = ways_of(world, MODELS[name], options.context, given, splits_k)
             read = sum(one.nbytes for one in given.values())
             row = {"model": name, "batch": batch, "context": options.context,
                    "weights_us": round(read / HBM_GBPS / 1e3, 1),
@@ -416,6 +425,9 @@ if __name__ == "__main__":
     parser.add_argument("--models", default="llama3-8b,qwen3-32b,llama3-70b")
     parser.add_argument("--batch", default="1,16,64")
     parser.add_argument("--context", type=int, default=1024)
+    parser.add_argument(
+        "--split-k", default="", help="also with products in so many parts, 1,2,4; a trace with one"
+    )
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--timeout", type=float, default=300.0)
     parser.add_argument("--trace", metavar="FILE", help="write the persistent kernel's tasks there")

@@ -130,6 +130,7 @@ REPLAYED = (
 PROGRAMS = "plan/test_runner.py::test_calls_that_come_again_have_their_own_operands_and_layouts"
 PROTOCOL = "tune/test_protocol.py::"
 PERSISTENT = "megakernel/test_check.py::test_breaches_are_found"
+PARTS = "megakernel/test_split_k.py::"
 WORDS = "compiler/test_model_words.py::test_it_is_its_meaning"
 
 FAULTS = [
@@ -477,6 +478,18 @@ FAULTS = [
     Fault("megakernel/check.py", "i - graph.num_workers for i", "i - 1 for i",
           "one worker does what others do, too",
           "megakernel/test_check.py::test_a_worker_need_not_wait_for_itself"),
+    Fault("megakernel/tasks/parts.py", "value = total.to(x.dtype)", "value = total",
+          "a sum of parts is not rounded as a whole product is",
+          f"{PARTS}test_of_whole_numbers_parts_give_the_bits_of_whole_products"),
+    Fault("megakernel/tasks/matmul.py", "k = tl.minimum(shape.k - first, most)", "k = most",
+          "the last part along k reads behind its rows",
+          f"{PARTS}test_of_whole_numbers_parts_give_the_bits_of_whole_products"),
+    Fault("megakernel/tiles.py", "slab = rank * task.split_k + max(part, 0)",
+          "slab = rank * task.split_k", "each part of a summand goes to the first one's place",
+          f"{PARTS}test_graphs_are_sound_and_no_wait_is_idle[2-3]"),
+    Fault("megakernel/bodies.py", 'attributes["parts"] = splits[place], product',
+          'attributes["parts"] = splits[place] - 1, product', "the last part is not added",
+          f"{PARTS}test_of_whole_numbers_parts_give_the_bits_of_whole_products"),
     # ---- layers
     Fault("layers/activations.py", "return all_reduce(gradient.contiguous(), world=ctx.world)",
           "return gradient", "each rank has its own share of what all have alike",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import decoder
@@ -23,9 +24,10 @@ from weft.megakernel.bodies import bodies
 from weft.megakernel.folding import fold
 from weft.megakernel.graph import build
 from weft.megakernel.operands import Operands
-from weft.megakernel.run import tile_of
+from weft.megakernel.run import reads_of, tile_of
 from weft.megakernel.sequences import split_keys
 from weft.megakernel.tasks.scoreboard import Board
+from weft.megakernel.tiles import may_be_split
 from weft.tools.binaries import registers, stack_bytes
 from weft.verify import compiled
 
@@ -93,7 +95,7 @@ def large_mlp_of_halves():
     return large_mlp(mlp_of_halves)
 
 
-def large_decoder(splits: int = 1, folded: bool = False):
+def large_decoder(splits: int = 1, folded: bool = False, split_k: int = 1):
     sizes = {"HEAD": 128, "HEADS": 32, "KV_HEADS": 8, "HIDDEN": 1024, "INNER": 2048}
     with pytest.MonkeyPatch.context() as patch:
         for name, size in sizes.items():
@@ -106,18 +108,26 @@ def large_decoder(splits: int = 1, folded: bool = False):
     }
     tiled = tile(placed, extents)
     tiled = fold(tiled, {"b": 16}, RANKS) if folded else tiled
-    return build(split_keys(tiled, {"b": 16}, RANKS, 132, splits), {"b": 16}, RANKS)
+    split = split_keys(tiled, {"b": 16}, RANKS, 132, splits)
+    in_parts = (
+        replace(one, split_k=split_k if may_be_split(split, one) else 1) for one in split.tasks
+    )
+    return build(replace(split, tasks=tuple(in_parts)), {"b": 16}, RANKS)
 
 
 def large_decoder_as_it_runs():
     return large_decoder(splits=4, folded=True)
 
 
-def record(graph, how: Persistent, target: Target) -> KernelRecord:
+def large_decoder_in_parts():
+    return large_decoder(splits=4, folded=True, split_k=2)
+
+
+def record(graph, how: Persistent, target: Target, transposed=frozenset()) -> KernelRecord:
     """Of the kernel that runs `graph`; addresses, and columns that 16 divides, are said to be."""
-    found = bodies(graph)
-    operands = Operands(graph, found)
-    made = codegen.load(graph)
+    found = bodies(graph, transposed)
+    operands = Operands(graph, found, transposed)
+    made = codegen.load(graph, transposed)
     mine = graph.ranks[0]
     pointers = [f"*{DTYPES[mine.buffer(name).dtype].triton}" for name in operands.buffers]
     even = [name for name in operands.sizes if not name.endswith(("_m", "_slab"))
@@ -149,14 +159,20 @@ def record(graph, how: Persistent, target: Target) -> KernelRecord:
         pytest.param(large_decoder_as_it_runs, "cuda:90", 255, marks=pytest.mark.slow),
         pytest.param(large_decoder_as_it_runs, "cuda:100", 255, marks=pytest.mark.slow),
         pytest.param(large_decoder_as_it_runs, "hip:gfx942", 256, marks=pytest.mark.slow),
+        pytest.param(large_decoder_in_parts, "cuda:90", 255, marks=pytest.mark.slow),
+        pytest.param(large_decoder_in_parts, "cuda:100", 255, marks=pytest.mark.slow),
+        pytest.param(large_decoder_in_parts, "hip:gfx942", 256, marks=pytest.mark.slow),
     ],
     ids=lambda one: getattr(one, "__name__", one),
 )
 def test_it_compiles_without_spills_and_its_waits_hold(graph, target, most):
     """The check after compilation sees every wait and every release in place."""
     made, target = graph(), TARGETS[target]
-    given = record(made, Persistent(), target)
-    binary = triton_api.compile_kernel(codegen.load(made).kernel, given, target)
+    # As torch.nn.Linear has them.
+    weights = reads_of(made.program).weights if graph is large_decoder_in_parts else ()
+    transposed = frozenset(weights)
+    given = record(made, Persistent(), target, transposed)
+    binary = triton_api.compile_kernel(codegen.load(made, transposed).kernel, given, target)
     report = compiled(binary, target)
     assert report.ok, str(report)
     kind, assembly = ("cubin", "ptx") if target.backend == "cuda" else ("hsaco", "amdgcn")

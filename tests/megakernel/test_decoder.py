@@ -14,6 +14,7 @@ from weft.base.dtypes import tolerance
 from weft.compiler import libraries, program
 from weft.ir.task import parse, show
 from weft.megakernel import Persistent
+from weft.megakernel.extents import chosen
 from weft.megakernel.folding import fold
 from weft.megakernel.sequences import split_keys
 from weft.tools.schedule import traced
@@ -80,6 +81,23 @@ def test_two_layers(ranks, monkeypatch, num_ranks, b, how):
         monkeypatch.setattr(decoder, "KV_HEADS", num_ranks)
         monkeypatch.setattr(decoder, "HEADS", 2 * num_ranks)
     made = decoder.compiled()
+    ranks(lambda: main(made, how, num_ranks, b), num_ranks)
+
+
+@pytest.mark.parametrize(
+    ("num_ranks", "b", "split_k"),
+    [(2, 3, 3), pytest.param(1, 2, 2, marks=pytest.mark.slow),
+     pytest.param(2, 17, 0, marks=pytest.mark.slow)],
+)  # fmt: skip
+def test_two_layers_in_parts_along_k(ranks, monkeypatch, num_ranks, b, split_k):
+    """Of queries, keys, values and the second sum, whose k no step divides."""
+    monkeypatch.setattr(decoder, "HIDDEN", 152)
+    monkeypatch.setattr(decoder, "INNER", 304)
+    made = program(mesh="tp", **decoder.parameters("float32"))(decoder.decoder)
+    how = Persistent(num_workers=5, split_k=split_k)
+    if split_k:
+        cut = chosen(fold(made.tiled, {"b": b}, num_ranks), {"b": b}, num_ranks, 5, split_k=split_k)
+        assert sum(one.split_k > 1 for one in cut.tasks) == (6 if num_ranks == 1 else 8)
     ranks(lambda: main(made, how, num_ranks, b), num_ranks)
 
 

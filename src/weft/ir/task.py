@@ -64,7 +64,7 @@ class Task:
     `kernel` is there from `fused` on: tasks of one kernel run as one; a task without is a call of a
     library. A product's tile is (rows, columns) or (rows, columns, k). From `planned` on: of a
     collective its `engine` and `chunks`; of a kernel's first task `order`, `programs`, `spare` (SMs
-    left free), `split_k`.
+    left free), `split_k`. The persistent kernel has `split_k` of each of its products.
     """
 
     name: str

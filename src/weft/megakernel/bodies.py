@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence, Set
 from dataclasses import dataclass, field
+from itertools import accumulate
 from math import log2
 from typing import Any
 
@@ -24,11 +25,13 @@ from weft.megakernel.records import (
     GATHER,
     REDUCE,
     REDUCE_ADD,
+    REDUCES,
     SEND,
     TaskGraph,
     TileTask,
 )
 from weft.megakernel.sequences import OF_KEYS
+from weft.megakernel.tiles import ADDS_PARTS
 
 # Kinds whose bodies store what they make themselves.
 WITHOUT = ("kv_append", *OF_KEYS)
@@ -96,8 +99,11 @@ def _operation(graph: TaskGraph, task: Task, tiles: Sequence[TileTask]) -> Opera
     if any(extent & (extent - 1) for extent in extents):
         message = f"{task.name} has tile={task.tile}; the persistent kernel takes powers of two"
         raise ConfigError(message, place=task.place)
-    reads = tuple(one.buffer for one in first.reads)
-    if first.kind in MOVES:
+    if first.kind in COMPUTES:
+        # Of an operand in parts each part is read.
+        splits = [graph.program.task(name).split_k for name in task.operands]
+        reads = tuple(first.reads[end - 1].buffer for end in accumulate(splits))
+    else:
         # Partial sums of several ranks are one buffer; which rows are whose the body knows.
         reads = tuple(dict.fromkeys(name for one in tiles for access in one.reads
                                     for name in [access.buffer]))  # fmt: skip
@@ -139,11 +145,13 @@ def _alike(graph: TaskGraph, one: Operation, transposed: Set[str]) -> tuple:
     dtypes = tuple(rank.buffer(name).dtype for name in (*one.reads, one.write))
     tile = one.task.tile
     attributes: dict[str, Any] = {}
+    splits = [graph.program.task(name).split_k for name in one.task.operands]
     if one.kind in kinds.WEIGHTED:
         tile = tile if len(tile) == 3 else (*tile, TILE_K)
         columns = rank.buffer(one.reads[0]).columns
         attributes["b_is_nk"] = one.reads[1] in transposed
         attributes["is_k_even"] = columns % tile[2] == 0
+        attributes["split_k"] = one.task.split_k
     elif one.kind in COMPUTES:
         names = kinds.KINDS[one.kind].attributes
         attributes.update((name, getattr(one.task, name)) for name in names)
@@ -157,6 +165,11 @@ def _alike(graph: TaskGraph, one: Operation, transposed: Set[str]) -> tuple:
         if one.kind == "embedding":  # how far the first rows of neighbouring ranks lie apart
             rows = full_part(number(source.sizes[0], graph.sizes), graph.num_ranks)
             attributes["part"] = rows if is_split(source.placement, 0) else 0
+        if (place := ADDS_PARTS.get(one.kind)) is not None and splits[place] > 1:
+            product = graph.program.task(one.task.operands[place])
+            attributes["parts"] = splits[place], product.type and product.type.dtype
     elif one.kind == GATHER:
         attributes["dim"] = one.task.dim
+    elif one.kind in REDUCES:
+        attributes["split_k"] = splits[0]
     return one.kind, tile, one.destination, tuple(attributes.items()), dtypes, len(one.reads)

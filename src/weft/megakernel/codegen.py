@@ -55,7 +55,11 @@ def _body(body: Body, rows: Sequence[Mapping[str, str]]) -> str:
     formulas = "\n    ".join(one.formula for one in body.operations)
     end = "\n    " if len(body.operations) > 1 else ""
     lines += [f'    """{formulas}{end}"""', *chosen]
-    words |= {name: repr(value) for name, value in body.attributes}
+    attributes = dict(body.attributes)
+    if in_parts := attributes.pop("parts", None):
+        split_k, dtype = in_parts
+        words["x"] = f"parts.Parts({words['x']}, {words['part_stride']}, {split_k}, tl.{dtype})"
+    words |= {name: repr(value) for name, value in attributes.items()}
     form = KINDS[body.kind]
     given = [one.format(**words) for one in form.called_with()]
     function = "matmul.sent" if body.destination == TO_ALL else form.function
@@ -130,6 +134,7 @@ def _heading(graph: TaskGraph) -> str:
 
 def _imports(found: Sequence[Body]) -> Iterator[str]:
     used = {KINDS[body.kind].function.split(".")[0] for body in found}
+    used |= {"parts" for body in found if "parts" in dict(body.attributes)}
     names = ", ".join(sorted({"destinations", "scoreboard", *used}))
     yield f"from weft.megakernel.tasks import {names}"
     given = " ".join(one for body in found for one in KINDS[body.kind].arguments)

@@ -51,10 +51,10 @@ _SUMMANDS = {
 _SUM = "move.Summands({own}, {own_stride}, {partials}, {partials_stride}, {slab})"
 MOVES = {
     GATHER: _MOVE, SEND: _MOVE, COPY: _MOVE,
-    REDUCE: Form("move.reduce", _SUMMANDS, (_SUM, "rank", "{n}")),
+    REDUCE: Form("move.reduce", _SUMMANDS, (_SUM, "{split_k}", "rank", "{n}")),
     REDUCE_ADD: Form(
         "move.reduce_add", {**_SUMMANDS, "other": "v.{1}", "stride_other": "s.{1}_stride"},
-        (_SUM, "{other}", "{stride_other}", "rank", "{n}"),
+        (_SUM, "{split_k}", "{other}", "{stride_other}", "rank", "{n}"),
     ),
 }  # fmt: skip
 _PRODUCT = {
@@ -72,7 +72,7 @@ def _gated(gate: str) -> Form:
 COMPUTES = {
     "matmul": Form(
         "matmul.matmul", _PRODUCT,
-        ("{x}", "{w}", "gemm.Shape({m}, {n}, {k}, {stride_x}, {stride_w}, {stride})"),
+        ("{x}", "{w}", "gemm.Shape({m}, {n}, {k}, {stride_x}, {stride_w}, {stride})", "{split_k}"),
     ),
     **{kind: _gated(kind.removeprefix("matmul_")) for kind in GATED_PRODUCTS},
     **{kind: _activated("activated", kind) for kind in ACTIVATIONS},
@@ -131,9 +131,9 @@ COMPUTES = {
     ),
     "merge_parts": Form(
         "decode.merge_parts",
-        {"parts": "v.{0}", **_EXTENTS, "splits": "s.{0}_m // s.{made}_m",
+        {"means": "v.{0}", **_EXTENTS, "splits": "s.{0}_m // s.{made}_m",
          "stride_x": "s.{0}_stride"},
-        ("{parts}", "{splits}", "{stride_x}", "{head}"),
+        ("{means}", "{splits}", "{stride_x}", "{head}"),
     ),
 }  # fmt: skip
 KINDS = MOVES | COMPUTES

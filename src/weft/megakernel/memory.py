@@ -25,6 +25,8 @@ from weft.megakernel.tiles import ONE_SHOT, SUMMED, Dependency, TiledProgram, pa
 # Stages for which memory lies idle before it is used again. Whoever would have to wait for its last
 # readers has then waited for others who have, as a rule, and nothing is to be signalled.
 REST = 8
+# What parts of a product are stored in: whoever adds them up rounds once, as a whole product is.
+PARTS = "float32"
 # Memory is never used again.
 NEVER = 1 << 30
 
@@ -114,13 +116,18 @@ def _buffers(made: TiledProgram, rank: int) -> dict[str, Buffer]:
             continue
         if task.kind in SUMMED and made.num_ranks > 1:
             rows, columns = made.part(task, 0).extents
-            slabs = (rows * made.num_ranks, columns)
-            found[partials_of(name)] = Buffer(partials_of(name), "symmetric", dtype, *slabs)
+            split = made.split_of(task.operands[0])
+            slabs = (rows * made.num_ranks * split, columns)
+            of = dtype if split == 1 else PARTS
+            found[partials_of(name)] = Buffer(partials_of(name), "symmetric", of, *slabs)
         role = "input" if task.kind == "input" else "local"
         role = "symmetric" if made.is_symmetric(task) else role
         role = "result" if role == "local" and name in made.results else role
         mine = role in ("input", "result")
         extents = made.held(name, rank if mine else 0).extents
+        if task.split_k > 1:  # one part behind the other
+            found[name] = Buffer(name, role, PARTS, extents[0] * task.split_k, extents[1])
+            continue
         found[name] = Buffer(name, role, "float32" if _is_summand(made, task) else dtype, *extents)
         if result_of(name) in made.results:
             found[result_of(name)] = Buffer(result_of(name), "result", dtype, *extents)

@@ -4,8 +4,9 @@
 
 v are this rank's buffers, s its sizes. A size is named by what it is of: X_m and X_n are extents of
 what the rank has of X, X_stride says how far X's rows lie apart, X_slab how many each rank's
-summands have, X_part how many columns each rank's full part. Those that must be equal have one
-name: of a size that the program calls by name that name, else that of which comes first.
+summands have, or each part of a product that is split along k, X_part how many columns each rank's
+full part. Those that must be equal have one name: of a size that the program calls by name that
+name, else that of which comes first.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from weft.ir.tensor import is_split
 from weft.megakernel.bodies import Body, Operation
 from weft.megakernel.forms import KINDS
 from weft.megakernel.records import GATHER, TaskGraph
-from weft.megakernel.tiles import partials_of, result_of
+from weft.megakernel.tiles import ADDS_PARTS, partials_of, result_of
 
 _SIZE, _BUFFER = re.compile(r"\bs\.(\w+)"), re.compile(r"\bv\.(\w+)")
 # What Triton's tuples and Python's named ones have by themselves.
@@ -58,7 +59,9 @@ class Operands:
             buffer = graph.ranks[rank].buffer(of)
             return buffer.rows if of in self._transposed else buffer.columns
         if which == "slab":
-            return graph.ranks[rank].buffer(of).rows // graph.num_ranks
+            rows = graph.ranks[rank].buffer(of).rows
+            is_summed = of.endswith(partials_of(""))
+            return rows // (graph.num_ranks if is_summed else graph.program.task(of).split_k)
         kind = graph.program.task(of).type
         assert kind is not None
         if which == "part":
@@ -71,6 +74,9 @@ class Operands:
             name: text.format(*one.reads, **words) for name, text in KINDS[one.kind].names.items()
         }
         given |= _target(one)
+        if (place := ADDS_PARTS.get(one.kind)) is not None:
+            if self._graph.program.task(one.task.operands[place]).split_k > 1:
+                given["part_stride"] = _part_stride(one.reads[place])
         given = {name: _SIZE.sub(self._named, value) for name, value in given.items()}
         return {
             name: _BUFFER.sub(lambda match: f"v.{field_of(match[1])}", value)
@@ -94,7 +100,11 @@ class Operands:
         of, which = name.rsplit("_", 1)
         if which == "slab":
             task = self._graph.program.task(of.removesuffix(partials_of("")))
-            return task.type and task.type.sizes[0], f"slab of {task.kind}"
+            assert task.type is not None
+            if not of.endswith(partials_of("")):
+                return task.type.sizes[0], "part" if is_split(task.type.placement, 0) else "whole"
+            split = self._graph.program.task(task.operands[0]).split_k
+            return task.type.sizes[0], f"slab of {task.kind}", task.engine, split
         value = of.removesuffix(partials_of("")) if of.endswith(partials_of("")) else of
         value = value.removesuffix(result_of("")) if of.endswith(result_of("")) else value
         kind = self._graph.program.task(value).type
@@ -107,14 +117,23 @@ class Operands:
         return kind.sizes[dim], "own" if is_exact else "part"
 
 
+def _part_stride(buffer: str) -> str:
+    """How far one part of a product lies from the next, in elements."""
+    return f"s.{buffer}_slab * s.{buffer}_stride"
+
+
 def _target(one: Operation) -> dict[str, str]:
     if not one.destination:
         return {}
-    if one.partials:
-        return {"out": f"v.{one.write}", "stride": f"s.{one.write}_stride",
-                "partials": f"v.{one.partials}", "partials_stride": f"s.{one.partials}_stride",
-                "slab": f"s.{one.partials}_slab"}  # fmt: skip
     out = f"v.{one.write}"
+    if one.task.split_k > 1:
+        out += f" + task.part * ({_part_stride(one.write)})"
+    if one.partials:
+        partials, stride = f"v.{one.partials}", f"s.{one.partials}_stride"
+        if one.task.split_k > 1:
+            partials += f" + task.part * (s.{one.write}_slab * {stride})"
+        return {"out": out, "stride": f"s.{one.write}_stride", "partials": partials,
+                "partials_stride": stride, "slab": f"s.{one.partials}_slab"}  # fmt: skip
     if one.kind == GATHER and one.task.dim == 1:  # behind the columns of the ranks before
         out += f" + rank * s.{one.task.name}_part"
     return {"out": out, "stride": f"s.{one.write}_stride"}

@@ -79,7 +79,8 @@ class TileTask:
     """Tile (i_m, i_n) of an operation: `id` is its index in its rank's tasks.
 
     `writes[0].region` is what it makes. `owner`, of send and reduce: with whose summand the sum
-    begins; those of owner + 1, ... follow, as in the kernels that overlap.
+    begins; those of owner + 1, ... follow, as in the kernels that overlap. `part`, of a product
+    that is split along k: which of its parts.
     """
 
     id: int
@@ -91,12 +92,14 @@ class TileTask:
     reads: tuple[Access, ...]
     writes: tuple[Access, ...]
     owner: int = -1
+    part: int = -1
     waits: tuple[Wait, ...] = ()
     bumps: tuple[Bump, ...] = ()
 
     def __str__(self) -> str:
         sort = "" if self.kind not in (GATHER, SEND, *REDUCES, COPY) else f" {self.kind}"
         of = f" of {self.owner}" if self.kind == SEND else ""
+        of += f" part {self.part}" if self.part >= 0 else ""
         return f"{self.op}{sort}[{self.i_m}, {self.i_n}]{of}@{self.rank}"
 
 

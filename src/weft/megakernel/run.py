@@ -28,6 +28,7 @@ from weft.megakernel.extents import chosen
 from weft.megakernel.folding import fold
 from weft.megakernel.graph import build
 from weft.megakernel.operands import Operands
+from weft.megakernel.ordering import by_depth
 from weft.megakernel.sequences import KEYS, OF_KEYS, split_keys
 from weft.megakernel.tables import tables
 from weft.megakernel.tasks.scoreboard import Board
@@ -45,18 +46,21 @@ class Persistent:
     """How programs run as one kernel; `lowering=` takes it where its defaults do not serve.
 
     Units   num_workers: as many as the device has SMs (0), or fewer; splits: of each sequence's
-            keys, which as many tasks read, or as many as keep the workers busy (0); num_warps: of a
-            worker, or what its tiles take (0)
+            keys, which as many tasks read, or as many as keep the workers busy (0); split_k: parts
+            along k of each product whose readers add parts up, or as many as are predicted to be
+            done first (0); num_warps: of a worker, or what its tiles take (0)
     """
 
     num_workers: int = 0
     splits: int = 0
     num_warps: int = 0
     num_stages: int = 5
+    split_k: int = 0
 
     def __post_init__(self) -> None:
         whole_number("Persistent: num_workers", self.num_workers, 0, UsageError)
         whole_number("Persistent: splits", self.splits, 0, UsageError)
+        whole_number("Persistent: split_k", self.split_k, 0, UsageError)
 
     def compiled_with(self, target: Target, bodies: Sequence[Body]) -> dict[str, int]:
         """What Triton is told. One worker has an SM: nothing is spilled for a second one's sake."""
@@ -105,11 +109,12 @@ class Persistent:
     def _tiled(
         self, program: Program, sizes: Mapping[str, int], world: Any, settled: Collection[str]
     ) -> Program:
-        """The program as it is run: folded, split, in tiles for these sizes."""
+        """The program as it is run: folded, split, in tiles for these sizes, in order."""
         workers = self.num_workers or world.target.num_sms
         folded = fold(program, sizes, world.num_ranks, settled)
         split = split_keys(folded, sizes, world.num_ranks, workers, self.splits)
-        return chosen(split, sizes, world.num_ranks, workers, settled)
+        tiled = chosen(split, sizes, world.num_ranks, workers, settled, split_k=self.split_k)
+        return by_depth(tiled)
 
 
 class Runner:
@@ -126,7 +131,7 @@ class Runner:
             )
         self.world, self.program = world, program
         places = {one.name: one.place for one in program.tasks}
-        reads = _reads(program)
+        reads = reads_of(program)
         self._copied = layouts.to_copy(program.name, tensors, reads, places)
         transposed = frozenset(
             name for name in reads.weights
@@ -199,7 +204,7 @@ def _graph(program: Program, sizes: Mapping[str, int], world: Any, options: Pers
     return require(replace(graph, num_workers=max(1, min(most, longest))))
 
 
-def _reads(program: Program) -> layouts.Reads:
+def reads_of(program: Program) -> layouts.Reads:
     """How the kernel reads the inputs of a program."""
     right = {one.operands[1] for one in program.tasks if one.kind in WEIGHTED}
     rows = {name for one in program.tasks for i, name in enumerate(one.operands)

@@ -40,7 +40,7 @@ def tables(graph: TaskGraph, rank: int, bodies: Sequence[Body]) -> Iterator[list
         body, operation, tile = found[task.op, task.kind]
         _check_columns(task, tile)
         row = scoreboard.Task(
-            body, operation, task.i_m, task.i_n, *_rows(graph, task),
+            body, operation, task.i_m, task.i_n, *_rows(graph, task), max(task.part, 0),
             len(task.waits), len(waits) // WAIT, *next(iter(task.waits), (0, 0)),
             len(task.bumps), len(bumps) // BUMP, *next(iter(task.bumps), (0, 0, 0)),
             int([one.rank for one in task.bumps] == [rank] and task.bumps[0].counter not in shared),
@@ -62,7 +62,8 @@ def _rows(graph: TaskGraph, task: TileTask) -> tuple[int, int, int, int, int]:
     if task.kind not in REDUCES:
         return task.reads[0].region.first_row, 0, to.first_row, rows, max(task.owner, 0)
     row = part_row = 0
-    for hop, read in enumerate(task.reads[: graph.num_ranks]):
+    split = graph.program.task(graph.program.task(task.op).operands[0]).split_k
+    for hop, read in enumerate(task.reads[: graph.num_ranks * split : split]):
         of = (task.owner + hop) % graph.num_ranks
         if of == task.rank:
             row = read.region.first_row

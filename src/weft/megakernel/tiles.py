@@ -10,7 +10,7 @@ coordinates; a task's accesses are in those of the rank whose memory it is.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import NamedTuple
@@ -38,6 +38,8 @@ MAKERS = {"all_gather": GATHER, "reduce_scatter": REDUCE, "all_reduce": REDUCE,
           "all_reduce_add": REDUCE_ADD}  # fmt: skip
 # Sums over ranks: whoever has a part of the summands sends it to the rank that sums it.
 SUMMED = ("reduce_scatter", "all_reduce", "all_reduce_add")
+# Which operand may be a product in parts along k: the task that reads it adds them up.
+ADDS_PARTS = {"rope": 0, "rope_by_table": 0, "head_norm": 0, "kv_append": 1}
 # The engine of a sum that every rank makes for itself, and of the product that it is of: its tiles
 # go to all ranks as they are made. Else a part of the rows is summed by each rank, for all.
 ONE_SHOT = "one_shot"
@@ -92,6 +94,10 @@ class TiledProgram:
         assert kind is not None
         return kind
 
+    def split_of(self, name: str) -> int:
+        """How many parts along k a value is made in."""
+        return self._by_name[name].split_k
+
     def held(self, name: str, rank: int) -> Region:
         """What a rank has of a value."""
         if (name, rank) not in self._held:
@@ -139,9 +145,10 @@ class TiledProgram:
             task = self._by_name[name]
             kind = MAKERS.get(task.kind, task.kind)
             self._known[key] = () if kind == "input" else tuple(
-                self.number(name, kind, part.rank, part.owner, one.i_m, one.i_n)
-                for part in self.made_parts(task, rank)
-                for one in meeting(task, part.rank, region.within(part.held), part.held)
+                self.number(name, kind, made.rank, made.owner, one.i_m, one.i_n, part)
+                for made in self.made_parts(task, rank)
+                for one in meeting(task, made.rank, region.within(made.held), made.held)
+                for part in parts_of(task)
             )  # fmt: skip
         return self._known[key]
 
@@ -151,10 +158,10 @@ class TiledProgram:
         needed: dict[tuple[int, ...], list[int]] = {}
         for draft in drafts:
             i, rank = len(self.tasks), draft.rank
-            self._numbers[op, kind, rank, draft.owner, draft.i_m, draft.i_n] = i
+            self._numbers[op, kind, rank, draft.owner, draft.i_m, draft.i_n, draft.part] = i
             self.tasks.append(
                 TileTask(self._counts[rank], rank, kind, op, draft.i_m, draft.i_n, draft.reads,
-                         draft.writes, draft.owner)
+                         draft.writes, draft.owner, draft.part)
             )  # fmt: skip
             self._counts[rank] += 1
             for before in draft.needs:
@@ -164,9 +171,11 @@ class TiledProgram:
             self.stages.append(Stage(op, kind, first, len(self.tasks)))
         self.needs += [Dependency(before, tuple(after)) for before, after in needed.items()]
 
-    def number(self, op: str, kind: str, rank: int, owner: int, i_m: int, i_n: int) -> int:
+    def number(
+        self, op: str, kind: str, rank: int, owner: int, i_m: int, i_n: int, part: int = -1
+    ) -> int:
         """Of a task by what it is."""
-        return self._numbers[op, kind, rank, owner, i_m, i_n]
+        return self._numbers[op, kind, rank, owner, i_m, i_n, part]
 
 
 class Draft(NamedTuple):
@@ -179,6 +188,7 @@ class Draft(NamedTuple):
     writes: tuple[Access, ...]
     needs: tuple[tuple[int, ...], ...]
     owner: int = -1
+    part: int = -1
 
 
 def cut(program: Program, sizes: Mapping[str, int], num_ranks: int) -> TiledProgram:
@@ -213,8 +223,28 @@ def partials_of(name: str) -> str:
 
 
 def slab_rows(made: TiledProgram, task: Task) -> int:
-    """The rows of a full part: how far one rank's summands are from the next one's."""
+    """Of a sum over ranks the rows of a full part. So far one rank's summands are from the next
+    one's, or, where the product is split along k, each part of a summand from the next."""
     return made.part(task, 0).extents[0]
+
+
+def parts_of(task: Task) -> Sequence[int]:
+    """The parts along k that a value is made in; the one part of a value that is whole is -1."""
+    return range(task.split_k) if task.split_k > 1 else (-1,)
+
+
+def may_be_split(program: Program, task: Task) -> bool:
+    """Can all tasks that read this product add up its parts along k?"""
+
+    def adds(user: Task) -> bool:
+        place = 0 if user.kind in SUMMED and user.engine == ONE_SHOT else ADDS_PARTS.get(user.kind)
+        return [i for i, name in enumerate(user.operands) if name == task.name] == [place]
+
+    return (
+        task.kind == "matmul"
+        and task.name not in program.results
+        and all(map(adds, program.users(task.name)))
+    )
 
 
 def refuse(program: Program, sizes: Mapping[str, int], num_ranks: int) -> None:
@@ -240,6 +270,10 @@ def refuse(program: Program, sizes: Mapping[str, int], num_ranks: int) -> None:
             of = " over columns" if is_odd else ""
             message = f"{program.name}: {task.kind} {task.name}{of} is not made of tasks"
             raise UnsupportedError(f"{message}; use lowering='overlapped'", place=task.place)
+        if task.split_k > 1 and not may_be_split(program, task):
+            message = f"{program.name}: {task.name} has split_k={task.split_k}, but not all that "
+            message += "read it add up parts"
+            raise UnsupportedError(f"{message}; leave it at 1", place=task.place)
     _refuse_stale(program)
 
 
@@ -282,6 +316,13 @@ def _read(made: TiledProgram, name: str, rank: int, region: Region) -> Access:
     return Access(made.home(name), rank, _local(region, made.held(name, rank)))
 
 
+def _in_parts(made: TiledProgram, name: str, rank: int, region: Region) -> Iterator[Access]:
+    """A region of a value, in each part that the value is made in."""
+    rows = made.held(name, 0).extents[0]
+    for part in range(made.split_of(name)):
+        yield Access(made.home(name), rank, _local(region, made.held(name, rank), part * rows))
+
+
 def _needed(made: TiledProgram, task: Task, region: Region) -> Iterator[Region]:
     """What a tile needs of each operand."""
     kinds = [made.type_of(name) for name in task.operands]
@@ -306,17 +347,24 @@ def _tiles(made: TiledProgram, task: Task) -> Iterator[Draft]:
             (name, wanted.within(made.held(name, rank)))
             for name, wanted in zip(task.operands, _needed(made, task, region))
         ]
-        reads = tuple(_read(made, name, rank, wanted) for name, wanted in pairs)
+        reads = tuple(
+            read for name, wanted in pairs for read in _in_parts(made, name, rank, wanted)
+        )
         needs = tuple(made.makers(name, rank, wanted) for name, wanted in pairs)
-        writes = (_read(made, task.name, rank, region), *_summands(made, task, rank, region))
-        yield Draft(rank, one.i_m, one.i_n, reads, writes, needs)
+        places = _in_parts(made, task.name, rank, region)
+        for part, place in zip(parts_of(task), places, strict=True):
+            writes = (place, *_summands(made, task, rank, region, part))
+            yield Draft(rank, one.i_m, one.i_n, reads, writes, needs, part=part)
 
 
-def _summands(made: TiledProgram, task: Task, rank: int, region: Region) -> Iterator[Access]:
+def _summands(
+    made: TiledProgram, task: Task, rank: int, region: Region, part: int
+) -> Iterator[Access]:
     """Where a tile goes beside its own place, of a product that every rank sums for itself."""
     if task.engine == ONE_SHOT and task.kind not in SUMMED:
         (user,) = made.program.users(task.name)
-        there = _local(region, made.held(task.name, rank), rank * slab_rows(made, user))
+        slab = rank * task.split_k + max(part, 0)
+        there = _local(region, made.held(task.name, rank), slab * slab_rows(made, user))
         for to in range(made.num_ranks):
             if to != rank:
                 yield Access(partials_of(user.name), to, there)
@@ -356,16 +404,20 @@ def _sends(made: TiledProgram, task: Task) -> Iterator[Draft]:
 def _sums(made: TiledProgram, task: Task) -> Iterator[Draft]:
     source, *others = task.operands
     is_for_all = made.is_symmetric(task)
+    split = made.split_of(source)
     for rank, one, region in _cells(made, task, partial(made.part, task)):
-        part, own = made.part(task, rank), _read(made, source, rank, region)
+        part, own = made.part(task, rank), tuple(_in_parts(made, source, rank, region))
         is_one_shot = task.engine == ONE_SHOT
         owner = 0 if is_one_shot else rank
         order = [(owner + hop) % made.num_ranks for hop in range(made.num_ranks)]
-        slabs = [_local(region, part, peer * slab_rows(made, task)) for peer in order]
-        reads = tuple(
-            own if summand == rank else Access(partials_of(task.name), rank, slab)
-            for summand, slab in zip(order, slabs)
-        )
+        reads: tuple[Access, ...] = ()
+        for peer in order:
+            slabs = range(peer * split, (peer + 1) * split)
+            reads += own if peer == rank else tuple(
+                Access(partials_of(task.name), rank,
+                       _local(region, part, slab * slab_rows(made, task)))
+                for slab in slabs
+            )  # fmt: skip
         reads += tuple(_read(made, other, rank, region) for other in others)
         peers = [peer for peer in sorted(order) if peer != rank]
         sent = tuple(

@@ -76,7 +76,7 @@ def _matmul(task, v, s, tile, rank, world):
     """product = matmul(gathered, w1)"""
     matmul.matmul(
         task, v.gathered, v.w1,
-        gemm.Shape(s.m, s.product_n, s.x_n, s.x_n, s.product_n, s.product_stride), tile,
+        gemm.Shape(s.m, s.product_n, s.x_n, s.x_n, s.product_n, s.product_stride), 1, tile,
         destinations.here, destinations.Here(v.product, s.m, s.product_n, s.product_stride),
     )  # fmt: skip
 
@@ -94,7 +94,8 @@ def _silu_mul(task, v, s, tile, rank, world):
 def _matmul_2(task, v, s, tile, rank, world):
     """product_2 = matmul(gated, w2)"""
     matmul.matmul(
-        task, v.gated, v.w2, gemm.Shape(s.m, s.x_n, s.gated_n, s.gated_stride, s.x_n, s.x_n), tile,
+        task, v.gated, v.w2, gemm.Shape(s.m, s.x_n, s.gated_n, s.gated_stride, s.x_n, s.x_n), 1,
+        tile,
         destinations.here, destinations.Here(v.product_2, s.m, s.x_n, s.x_n),
     )  # fmt: skip
 
@@ -114,7 +115,7 @@ def _reduce(task, v, s, tile, rank, world):
     move.reduce(
         task,
         move.Summands(v.product_2, s.x_n, v.scattered_partials, s.x_n, s.scattered_partials_slab),
-        rank, s.x_n, tile,
+        1, rank, s.x_n, tile,
         destinations.placed, destinations.Placed(v.scattered, s.x_n, s.x_n, rank), world,
     )  # fmt: skip
 

@@ -52,12 +52,29 @@ class OneKernel(Case):
             yield f"{self.name}: numbers of workers give different bits"
 
 
+class InParts(OneKernel):
+    """A product of few rows that is split along k, and summed by every rank for itself."""
+
+    def __init__(self, world: Any, split_k: int, sizes: tuple) -> None:
+        super().__init__(world, gemm_ar, {}, sizes)
+        self.name += f" in {split_k} parts"
+        self.settled, self.split_k = {}, split_k
+
+    def failures(self) -> Iterator[str]:
+        """Tiles are chosen for so many workers, so each number of them has its own bits."""
+        for num_workers in WORKERS:
+            self.how = Persistent(num_workers, split_k=self.split_k)
+            yield from (f"{num_workers} workers: {one}" for one in Case.failures(self))
+
+
 def main() -> None:
     world = weft.init()
     sizes = (300, 128, 256) if world.target.backend == "emu" else (1500, 2048, 4096)
     some = [
         OneKernel(world, mlp, {"gathered": "sm_push"}, sizes),
         OneKernel(world, gemm_ar, {"reduced": "sm_push"}, sizes),
+        InParts(world, 4, (5, *sizes[1:])),
+        InParts(world, 0, (1, *sizes[1:])),
     ]
     for one in some:
         mine = one.given(one.tensors(one.m, 0))

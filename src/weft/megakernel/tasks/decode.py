@@ -11,7 +11,8 @@
     merge_parts  the means of all splits of a sequence and head, weighted by their sums
 
 Shapes  x, q: [m, n], rows stride_x elements apart; lengths, positions: int32 [1, m]; caches:
-        max_kv rows of each sequence, one behind the other; `head` columns to a head
+        max_kv rows of each sequence, one behind the other; `head` columns to a head. x of rope,
+        rope_by_table and kv_append may be parts.Parts
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from weft.megakernel.tasks import parts
 from weft.tiles import attention as tiles
 from weft.tiles import attention_decode, fragments, softmax, swizzle
 
@@ -60,10 +62,10 @@ def _load_halves(at, x, m, n, stride_x, head: tl.constexpr, tile):
     j = at.i_n * tile.n + tl.arange(0, tile.n)
     mask = (i < m)[:, None] & (j < n)[None, :]
     is_first = j % head < head // 2
-    row = x + i.to(tl.int64)[:, None] * stride_x
-    own = tl.load(row + j[None, :], mask=mask, other=0.0).to(tl.float32)
+    row = i.to(tl.int64)[:, None] * stride_x
+    own = parts.load(x, row + j[None, :], mask, 0.0).to(tl.float32)
     across = tl.where(is_first, j + head // 2, j - head // 2)
-    other = tl.load(row + across[None, :], mask=mask, other=0.0).to(tl.float32)
+    other = parts.load(x, row + across[None, :], mask, 0.0).to(tl.float32)
     return own, other * tl.where(is_first, -1.0, 1.0)[None, :], i, j
 
 
@@ -108,7 +110,7 @@ def kv_append(at, cache, x, lengths, max_kv, n, stride_x, stride, tile):
     """A row that has no place in the cache goes nowhere."""
     row = tl.load(lengths + at.i_m) - 1
     j = at.i_n * tile.n + tl.arange(0, tile.n)
-    value = tl.load(x + at.i_m.to(tl.int64) * stride_x + j, mask=j < n, other=0.0)
+    value = parts.load(x, at.i_m.to(tl.int64) * stride_x + j, j < n, 0.0)
     there = cache + (at.i_m.to(tl.int64) * max_kv + row) * stride + j
     tl.store(there, value, mask=(j < n) & (row >= 0) & (row < max_kv))
 
@@ -159,14 +161,14 @@ def attention_parts(
 
 @triton.jit
 def merge_parts(
-    at, parts, splits, stride_x, head: tl.constexpr, tile, emit: tl.constexpr, emit_args
+    at, means, splits, stride_x, head: tl.constexpr, tile, emit: tl.constexpr, emit_args
 ):  # fmt: skip
     column = tl.arange(0, tile.n)
     high, total = tl.cast(float("-inf"), tl.float32), tl.cast(0.0, tl.float32)
     value = tl.zeros((tile.n,), tl.float32)
     for first in range(0, splits, MERGED):
         split = first + tl.arange(0, MERGED)
-        row = parts + (at.i_m * splits + split).to(tl.int64) * stride_x + at.i_n * (2 * head)
+        row = means + (at.i_m * splits + split).to(tl.int64) * stride_x + at.i_n * (2 * head)
         is_there = split < splits
         lse = tl.load(row + head, mask=is_there, other=float("-inf")) * softmax.LOG2_E
         part = tl.load(row[:, None] + column[None, :], mask=is_there[:, None], other=0.0)

@@ -40,7 +40,7 @@ def move(at, source, n, stride, tile, emit: tl.constexpr, emit_args, world):
 
 class Summands(NamedTuple):
     """The own summand, rows own_stride elements apart; and those of other ranks, of which each has
-    `slab` rows, stride elements apart."""
+    `slab` rows, stride elements apart. Parts of a summand lie one behind the other."""
 
     own: Any
     own_stride: Any
@@ -50,36 +50,44 @@ class Summands(NamedTuple):
 
 
 @triton.jit
-def _summand(of, at, given, rank, n, tile):
-    """That of rank `of`. given: Summands"""
+def _summand(of, at, given, split_k: tl.constexpr, rank, n, tile):
+    """That of rank `of`, in `split_k` parts. given: Summands"""
+    rows = given.slab // split_k
     if of == rank:
         value = load_rows(given.own, at.row, at, n, given.own_stride, tile)
+        for part in tl.static_range(1, split_k):
+            value += load_rows(given.own, at.row + part * rows, at, n, given.own_stride, tile)
     else:
         first = of * given.slab + at.part_row
         value = load_rows(given.partials, first, at, n, given.stride, tile)
+        for part in tl.static_range(1, split_k):
+            value += load_rows(given.partials, first + part * rows, at, n, given.stride, tile)
     return value
 
 
 @triton.jit
-def _sum(at, given, rank, n, tile, world):
-    value = _summand(at.owner, at, given, rank, n, tile)
+def _sum(at, given, split_k: tl.constexpr, rank, n, tile, world):
+    value = _summand(at.owner, at, given, split_k, rank, n, tile)
     for hop in range(1, world.num_ranks):
         of = (at.owner + hop) % world.num_ranks
-        value += _summand(of, at, given, rank, n, tile)
+        value += _summand(of, at, given, split_k, rank, n, tile)
     return value
 
 
 @triton.jit
-def reduce(at, given, rank, n, tile, emit: tl.constexpr, emit_args, world):
-    value = _sum(at, given, rank, n, tile, world)
+def reduce(
+    at, given, split_k: tl.constexpr, rank, n, tile, emit: tl.constexpr, emit_args, world
+):  # fmt: skip
+    value = _sum(at, given, split_k, rank, n, tile, world)
     emit(at, fragments.Cells(0, at.i_n * tile.n, 0, True), value, emit_args, world)
 
 
 @triton.jit
 def reduce_add(
-    at, given, other, stride_other, rank, n, tile, emit: tl.constexpr, emit_args, world
+    at, given, split_k: tl.constexpr, other, stride_other, rank, n, tile, emit: tl.constexpr,
+    emit_args, world,
 ):  # fmt: skip
     """Rows of `other` lie as those of the result."""
-    value = _sum(at, given, rank, n, tile, world).to(other.dtype.element_ty).to(tl.float32)
+    value = _sum(at, given, split_k, rank, n, tile, world).to(other.dtype.element_ty).to(tl.float32)
     value += load_rows(other, at.to_row, at, n, stride_other, tile)
     emit(at, fragments.Cells(0, at.i_n * tile.n, 0, True), value, emit_args, world)

@@ -6,7 +6,7 @@
 All of a row is read, tile.n columns at a time, wherever the tile stands in it; of heads those that
 the tile meets.
 
-Shapes  x: [m, n], weight: [1, n], of heads [1, head]
+Shapes  x: [m, n], of head_norm it may be parts.Parts; weight: [1, n], of heads [1, head]
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from weft.megakernel.tasks import parts
 from weft.megakernel.tasks.elementwise import load_tile
 from weft.tiles import fragments, swizzle
 
@@ -40,13 +41,15 @@ def head_norm(
     j = at.i_n * tile.n + tl.arange(0, tile.n)
     inner = tl.arange(0, width)
     mask = (i < m)[:, None] & (inner < head)[None, :]
-    row = x + i.to(tl.int64)[:, None] * stride + inner[None, :]
+    row = i.to(tl.int64)[:, None] * stride
     scale = tl.zeros((tile.m, tile.n), tl.float32)
     end = tl.minimum((at.i_n + 1) * tile.n, n)
     for one in range(at.i_n * tile.n // head, tl.cdiv(end, head)):
-        value = tl.load(row + one * head, mask=mask, other=0.0).to(tl.float32)
+        there = row + one * head + inner[None, :]
+        value = parts.load(x, there, mask, 0.0).to(tl.float32)
         of_head = tl.rsqrt(tl.sum(value * value, axis=1) / head + eps)
         scale = tl.where((j // head == one)[None, :], of_head[:, None], scale)
     gain = tl.load(weight + j % head, mask=j < n, other=0.0).to(tl.float32)
-    value = load_tile(x, at, tile.m, tile.n, m, n, stride)
+    inside = (i < m)[:, None] & (j < n)[None, :]
+    value = parts.load(x, row + j[None, :], inside, 0.0).to(tl.float32)
     emit(at, fragments.whole(at, tile), value * scale * gain[None, :], emit_args)

@@ -55,6 +55,7 @@ class Task(NamedTuple):
 
     Of collectives: `rows` rows from `row` on, or of each rank's part from `part_row` on, go to
     those from `to_row` on; `owner` is the rank that sums them, or whose summand is the first.
+    `part` is the part along k of a product that is split.
     `num_waits` and `num_bumps` count the first ones, which are here; what follows them begins in
     the tables at `rest_of_waits` and `rest_of_bumps`. `is_local`: its one signal
     is to a counter of this rank that no other rank's tasks move.
@@ -69,6 +70,7 @@ class Task(NamedTuple):
     to_row: Any
     rows: Any
     owner: Any
+    part: Any
     num_waits: Any
     rest_of_waits: Any
     counter: Any
@@ -97,7 +99,7 @@ def task_at(board, turn):
         tl.load(row + 5), tl.load(row + 6), tl.load(row + 7), tl.load(row + 8), tl.load(row + 9),
         tl.load(row + 10), tl.load(row + 11), tl.load(row + 12), tl.load(row + 13),
         tl.load(row + 14), tl.load(row + 15), tl.load(row + 16), tl.load(row + 17),
-        tl.load(row + 18),
+        tl.load(row + 18), tl.load(row + 19),
     )  # fmt: skip
 
 
