@@ -399,7 +399,7 @@ def main(rank: int, options: argparse.Namespace) -> None:
     n, splits_k = world.num_ranks, [int(one) for one in options.split_k.split(",") if one]
     if options.trace:  # of the first model and batch; times with a trace are of nothing else
         model, batch = options.models.split(",")[0], int(options.batch.split(",")[0])
-        write_trace(world, MODELS[model], options.context, batch, [*splits_k, 0][0], options.trace)
+        write_trace(world, MODELS[model], options.context, batch, [*splits_k, 1][0], options.trace)
         return
     results: dict[str, Any] = provenance() if rank == 0 else {}
     results |= {"what": __doc__.splitlines()[0], "num_ranks": n, "layers": LAYERS, "rows": []}
