@@ -215,6 +215,10 @@ class Recorder(Runtime):
         self.calls.append(("atomic", op, sem, scope, mask))
         return super().atomic_rmw(op, sem, scope, ptr, value, mask, dtype, shape, loc)
 
+    def atomic_red(self, sem, scope, ptr, value, mask, dtype, shape, loc):
+        self.calls.append(("red", sem, scope))
+        super().atomic_rmw("add", sem, scope, ptr, value, mask, dtype, shape, loc)
+
     def atomic_cas(self, sem, scope, ptr, compare, value, dtype, shape, loc):
         self.calls.append(("cas", sem, scope))
         return super().atomic_cas(sem, scope, ptr, compare, value, dtype, shape, loc)
@@ -241,6 +245,7 @@ def atomics_kernel(x, f, out, n, BLOCK: tl.constexpr):
     tl.atomic_add(f, 1.5)
     tl.atomic_cas(x + 1, 2, 50, sem="acquire", scope="cta")
     tl.atomic_max(x + 2, -5)
+    tl.atomic_add(x + 7, 1, sem="release", scope="gpu")  # nobody gets what it held
     while tl.atomic_add(x, 0, sem="acquire", scope="sys") < 9:
         pass
 
@@ -249,12 +254,13 @@ def test_atomics(recorder):
     x, f = torch.zeros(8, dtype=torch.int32), torch.zeros(1)
     out = torch.zeros(8, dtype=torch.int32)
     launch(atomics_kernel, x, f, out, 4, runtime=recorder, BLOCK=8)
-    assert x.tolist() == [9, 50, 2, 2, 0, 0, 0, 0] and f.item() == 1.5
+    assert x.tolist() == [9, 50, 2, 2, 0, 0, 0, 1] and f.item() == 1.5
     kinds = [call[:4] for call in recorder.calls if call[0] != "load"]
     assert kinds == [
         ("atomic", "add", "relaxed", "gpu"), ("atomic", "exch", "release", "sys"),
         ("atomic", "fadd", "acq_rel", "gpu"), ("cas", "acquire", "cta"),
-        ("atomic", "max", "acq_rel", "gpu"), ("atomic", "add", "acquire", "sys"),
+        ("atomic", "max", "acq_rel", "gpu"), ("red", "release", "gpu"),
+        ("atomic", "add", "acquire", "sys"),
     ]  # fmt: skip
     # A mask that is always on is no mask.
     masks = [call[4] for call in recorder.calls if call[:2] == ("atomic", "exch")]

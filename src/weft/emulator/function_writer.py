@@ -114,6 +114,9 @@ class FunctionWriter:
         self.among_blocks = False  # in a region whose blocks jump to each other
         self.num_warps = names.num_warps  # of the partition that is written
         self.in_flight = in_flight(function)
+        ops = list(function.body.walk())
+        self.used = {value for op in ops for value in op.operands}
+        self.used |= {value for op in ops for _, given in op.successors for value in given}
         self.vector = False  # in a combining function: scalars by type, tiles in truth
         self.place = function.place
         self.commented: tuple[str, int] | None = None

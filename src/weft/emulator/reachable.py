@@ -140,6 +140,8 @@ def _calls(tree: ast.Module) -> Iterator[tuple[ast.Call, bool, bool, ast.expr]]:
                 yield node, name in _LOOKS, name in _SIGNALS, _first(node)
         elif node.func.attr in _ATOMICS:
             yield node, True, True, node.args[3 if node.func.attr == "atomic_rmw" else 2]
+        elif node.func.attr == "atomic_red":
+            yield node, False, True, node.args[2]
         elif node.func.attr == "assembly":
             accesses = set(ast.literal_eval(node.args[1]))
             if accesses:

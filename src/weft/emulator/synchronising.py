@@ -78,6 +78,12 @@ class Synchronising(PlainAccess):
         finally:
             self.adds_floats = False
 
+    def atomic_red(self, sem, scope, ptr, value, mask, dtype, shape, loc):
+        """An addition of which nobody gets the old value: PTX's red. Such additions commute; what
+        an acquiring one learns depends on its place among the others."""
+        how = "update" if ORDERS[sem].acquires else "add"
+        return self._changed(RMW["add"], sem, scope, ptr, value, mask, dtype, shape, loc, how)
+
     def atomic_cas(self, sem, scope, ptr, compare, value, dtype, shape, loc):
         # As one value: what is expected, and what then replaces it.
         pairs = np.stack([np.broadcast_to(compare, shape), np.broadcast_to(value, shape)], axis=-1)
@@ -89,7 +95,9 @@ class Synchronising(PlainAccess):
 
         return self._changed(change, sem, scope, ptr, pairs, None, dtype, shape, loc)
 
-    def _changed(self, change, sem, scope, ptr, value, mask, dtype, shape, loc):
+    def _changed(
+        self, change, sem, scope, ptr, value, mask, dtype, shape, loc, how="update"
+    ):  # fmt: skip
         """`change(old, value)` of each word of a scalar or a tile; gives the old ones."""
         order, scope = ORDERS[sem], SCOPES[scope]
         if shape != ():
@@ -100,7 +108,7 @@ class Synchronising(PlainAccess):
         if located is None:
             return dtype.type(0)
         return self.atomic(
-            *located, dtype, loc, order, scope, lambda old: change(old, value), raw=True
+            *located, dtype, loc, order, scope, lambda old: change(old, value), how=how, raw=True
         )
 
     def descriptor_reduce(self, kind, desc, indices, value, loc):

@@ -306,8 +306,8 @@ def _produce(
         at = order(of.tile, waves.num_m, waves.num_n, order_args)
         filled = load_one_tile(
             at, of.begin, of.end, filled, b, shape, operands_a, operands_b, empty, full, ready,
-            ready_args, tile_m, tile_n, tile_k, stages, b_is_nk, traced, unit,
-            unit < waves.whole, shared if paced else None, step,
+            ready_args, tile_m, tile_n, tile_k, stages, b_is_nk, unit, unit < waves.whole,
+            shared if paced else None, step, traced,
         )  # fmt: skip
     if paced:
         # Whoever has no tile of the last round is waited for as well.
@@ -356,8 +356,8 @@ def _keep_pace(shared, i, step):
 def load_one_tile(
     at, begin, end, filled, b, shape, operands_a, operands_b, empty, full,
     ready: gl.constexpr, ready_args, tile_m: gl.constexpr, tile_n: gl.constexpr,
-    tile_k: gl.constexpr, stages: gl.constexpr, b_is_nk: gl.constexpr, traced=None, unit=0,
-    paced=False, shared=None, step=1,
+    tile_k: gl.constexpr, stages: gl.constexpr, b_is_nk: gl.constexpr, unit=0, paced=False,
+    shared=None, step=1, traced=None,
 ):  # fmt: skip
     """The producer's body: steps begin .. end - 1 of one tile's k. Returns stages filled so far."""
     blocks: gl.constexpr = tile_n // _block_columns(tile_n)

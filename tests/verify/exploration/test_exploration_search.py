@@ -14,6 +14,9 @@ ADD, SET = [("add", 0, 1)], [("set", 0, 1)]
 COUNTED = {
     "two writers of different words": ([ADD, [("add", 1, 1)]], 1),
     "two additions that nobody gets": ([ADD, ADD], 1),
+    "two atomics of which nobody gets the old value": ([[("red", 0, 1)]] * 2, 1),
+    "two that learn what the other did": ([[("red.acq_rel", 0, 1)]] * 2, 2),
+    "a barrier of atomics": ([[("red.relaxed", 0, 1), ("wait.relaxed", 0, 3)]] * 3, 1),
     "two stores to one word": ([SET, [("set", 0, 2)]], 2),
     "three tickets": ([[("ticket", 0, 1)]] * 3, 6),
     "two tickets twice, of different words": ([[("ticket", 0, 1), ("ticket", 1, 1)]] * 2, 4),

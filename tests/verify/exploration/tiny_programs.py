@@ -53,6 +53,9 @@ def do(rt, operation, words, data, seen, loc):
     elif name == "ticket":
         sem = order or "acq_rel"
         seen.append(int(rt.atomic_rmw("add", sem, "sys", ptr, np.int64(value), None, I64, (), loc)))
+    elif name == "red":
+        sem = order or "release"
+        rt.atomic_red(sem, "sys", ptr, np.int64(value), None, I64, (), loc)
     elif name == "store":
         rt.store(np.int64(data + 4 * word), np.float32(value), None, F32, (), loc)
     elif name == "load":

@@ -70,10 +70,11 @@ def atomic_rmw(code: Any, op: Any) -> None:
     kind, order, scope = map(repr, op.words[:3])
     pointer, value, mask = (*op.operands, None)[:3]
     dtype = code.constant_dtype(code.pointee(pointer))
-    call_runtime(
-        code, op, "atomic_rmw", kind, order, scope, pointer, value,
-        code.mask(mask), dtype, op.result.type.shape,
-    )  # fmt: skip
+    rest = (order, scope, pointer, value, code.mask(mask), dtype, op.result.type.shape)
+    if op.words[0] == "add" and op.result not in code.used and not op.result.type.is_tensor:
+        call_runtime(code, op, "atomic_red", *rest)
+    else:
+        call_runtime(code, op, "atomic_rmw", kind, *rest)
 
 
 @operation("tt.atomic_cas")
