@@ -184,8 +184,9 @@ def _declared(name: str, inputs: Mapping[str, Tensor], function: Any) -> Compile
 
 
 def random_experts(seed: int, num_ranks: int, dtype: str = "float32") -> Compiled:
-    """One or two layers of experts, split along columns or given to ranks; some with a router
-    within, a residual behind, or a reader of the tokens that keeps them from being fed."""
+    """One or two layers of experts, split along columns or given to ranks, to which tokens are
+    sent or which get all of them; some with a router within, a residual behind, or a reader of the
+    tokens that keeps them from being fed."""
     chooser = random.Random(seed)
     width, hidden = 4 * chooser.choice([2, 3]), 2 * num_ranks * chooser.choice([1, 2, 3])
     inputs = {"x": Tensor(dtype, ("m", width), Shard(0))}
@@ -194,9 +195,10 @@ def random_experts(seed: int, num_ranks: int, dtype: str = "float32") -> Compile
         number, between = chooser.choice([1, 3, 5]), chooser.choice(["none", "silu", "silu_mul"])
         top_k = chooser.randint(1, min(number, 3))
         is_split, is_routed = chooser.random() < 0.75, chooser.random() < 0.5
-        layers.append(
-            (top_k, between, is_split, is_routed, chooser.choice(["", "residual", "read"]))
-        )
+        behind = chooser.choice(["", "residual", "read"])
+        # Of whole experts: do tokens go to all ranks?
+        is_gathered = is_split or seed % 2 == 0
+        layers.append((top_k, between, is_split, is_gathered, is_routed, behind))
         wide = 2 * hidden if between == "silu_mul" else hidden
         where = (Shard(2), Shard(1)) if is_split else (Shard(0), Shard(0))
         inputs[f"up{i}"] = Tensor(dtype, (number, width, wide), where[0])
@@ -207,18 +209,21 @@ def random_experts(seed: int, num_ranks: int, dtype: str = "float32") -> Compile
 
     def function(**given):
         x = given["x"]
-        for i, (top_k, between, is_split, is_routed, behind) in enumerate(layers):
+        for i, (top_k, between, is_split, is_gathered, is_routed, behind) in enumerate(layers):
             router, up, down = given[f"router{i}"], given[f"up{i}"], given[f"down{i}"]
-            routing = moe_route(x @ router if is_routed else router, top_k=top_k)
-            tokens = all_gather(x) if is_split else x
-            rows = gather_rows(tokens, routing) if is_split else ep_dispatch(x, routing)
+            routing = moe_route(
+                x @ router if is_routed else router, top_k=top_k,
+                split_experts=is_gathered and not is_split,
+            )  # fmt: skip
+            tokens = all_gather(x) if is_gathered else x
+            rows = gather_rows(tokens, routing) if is_gathered else ep_dispatch(x, routing)
             h = grouped_matmul(rows, up, routing)
             h = STEPS[between](h) if between != "none" else h
             y = grouped_matmul(h, down, routing)
             out = (
-                ep_combine(y, routing) if not is_split else reduce_scatter(scatter_rows(y, routing))
+                reduce_scatter(scatter_rows(y, routing)) if is_gathered else ep_combine(y, routing)
             )
-            if behind == "read" and is_split:
+            if behind == "read" and is_gathered:
                 out = out + reduce_scatter(
                     scatter_rows(
                         grouped_matmul(

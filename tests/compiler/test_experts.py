@@ -73,6 +73,24 @@ def dispatched() -> Compiled:
     return moe
 
 
+def split(experts: int = E) -> Compiled:
+    """Tokens to all ranks, each of which multiplies those of its own experts, whole ones."""
+
+    @program(
+        mesh="ep",
+        x=Tensor("float32", ("m", K), Shard(0)),
+        logits=Tensor("float32", ("m", experts), Shard(0)),
+        w1=Tensor("float32", (experts, K, 2 * F), Shard(0)),
+        w2=Tensor("float32", (experts, F, K), Shard(0)),
+    )
+    def moe(x, logits, w1, w2):
+        routing = moe_route(logits, top_k=TOP_K, split_experts=True)
+        h = silu_mul(grouped_matmul(gather_rows(all_gather(x), routing), w1, routing))
+        return reduce_scatter(scatter_rows(grouped_matmul(h, w2, routing), routing))
+
+    return moe
+
+
 def replicated() -> Compiled:
     """As where one token of each sequence is decoded: all ranks have all tokens, and get them."""
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from composed_kernels import GOLDEN
 from random_programs import of_rank, random_experts
-from test_experts import E, K, chosen, dispatched, layer
+from test_experts import E, K, chosen, dispatched, layer, split
 from test_unfused import run
 
 import weft
@@ -54,6 +54,33 @@ def test_a_layer_equals_its_reference(ranks, num_ranks: int, engine: str):
         world = weft.init()
         for m in (7, 1, 0, 37):
             run(world, compiled, {"m": m}, seed=m, lowering="overlapped")
+        world.close()
+
+    ranks(main, num_ranks)
+
+
+def test_of_whole_experts_it_is_the_same_kernels_by_own_tables():
+    plan = stages_of(split(), tiles=TILES).plan
+    assert [one.function for one in plan.of(Call)] == ["ep_route"]
+    kinds = [
+        [do.kind for do in one.body] for one in stages_of(layer(), tiles=TILES).plan.of(Launch)
+    ]
+    assert [[do.kind for do in one.body] for one in plan.of(Launch)] == kinds
+
+
+@pytest.mark.parametrize("lowering", ["overlapped", "unfused"])
+@pytest.mark.parametrize(
+    ("num_ranks", "experts", "engine"),
+    [(2, 4, "feed"), (3, 4, "ce_push"), (3, 2, "feed"), (1, 4, "feed")],
+)
+def test_whole_experts(ranks, lowering: str, num_ranks: int, experts: int, engine: str):
+    """Of all, fewer than ranks have, or two alone: the last rank has none."""
+    compiled = split(experts).options(settings=Settings(tiles=TILES, engines={"gathered": engine}))
+
+    def main():
+        world = weft.init()
+        for m in (7, 1, 0, 37):
+            run(world, compiled, {"m": m}, seed=m, lowering=lowering)
         world.close()
 
     ranks(main, num_ranks)

@@ -71,15 +71,22 @@ def dtype_of(table: str) -> torch.dtype:
 
 
 class Routing(NamedTuple):
-    """What a call gives: its tables, and how many slots a tile of them has at most."""
+    """What a call gives: its tables, and how many slots a tile of them has at most.
+
+    `split_experts`: the tables are of this rank's experts alone. Then slots are numbered from the
+    first of these on; a choice of another rank's has the slot -1, and behind the last slot token_of
+    is -1.
+    """
 
     tables: Tables
     tile_m: int
+    split_experts: bool = False
 
     @classmethod
-    def of(cls, inputs: Mapping[str, Any], tile_m: int) -> Routing:
+    def of(cls, inputs: Mapping[str, Any], tile_m: int, split_experts: bool = False) -> Routing:
         """The tables among a card's inputs."""
-        return cls(Tables(**{name: inputs[name] for name in Tables._fields}), tile_m)
+        found = {name: inputs[name] for name in Tables._fields}
+        return cls(Tables(**found), tile_m, split_experts)
 
 
 def route(logits: torch.Tensor, top_k: int) -> Routing:
@@ -202,16 +209,21 @@ def cut_tiles(
 
 
 def gather_rows(x: torch.Tensor, routing: Routing) -> torch.Tensor:
-    """A row for each slot: its token's."""
-    return x.index_select(0, routing.tables.token_of)
+    """A row for each slot: its token's. Of own experts, some row behind the last slot."""
+    token_of = routing.tables.token_of
+    return x.index_select(0, token_of.clamp(min=0) if routing.split_experts else token_of)
 
 
 def scatter_rows(y: torch.Tensor, routing: Routing) -> torch.Tensor:
-    """A row for each token: its choices times their weights, added up in fp32, in their order."""
+    """A row for each token: its choices times their weights, added up in fp32, in their order.
+    Of own experts, those choices that are these."""
     slots, sums = routing.tables.slot_of, None
     for j in range(slots.shape[1]):
-        weight = routing.tables.weight_of.index_select(0, slots[:, j])
-        share = y.index_select(0, slots[:, j]).float() * weight[:, None]
+        slot = slots[:, j].clamp(min=0) if routing.split_experts else slots[:, j]
+        weight = routing.tables.weight_of.index_select(0, slot)
+        share = y.index_select(0, slot).float() * weight[:, None]
+        if routing.split_experts:  # not times zero: what is not there may be no number
+            share = torch.where(slots[:, j, None] >= 0, share, 0.0)
         sums = share if sums is None else sums + share
     assert sums is not None
     return sums.to(y.dtype)

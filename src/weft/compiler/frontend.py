@@ -37,7 +37,7 @@ RESULTS = {
     **{f"{kind}_halves": "gated" for kind in GATED},
     "rms_norm": "normed", "head_norm": "normed", "embedding": "embedded", "columns": "part",
     "rope_by_table": "turned",
-    "moe_route": "routing", "gather_rows": "rows", "scatter_rows": "sums",
+    "moe_route": "routing", "ep_route": "routing", "gather_rows": "rows", "scatter_rows": "sums",
     "grouped_matmul": "products", "ep_dispatch": "dispatched", "ep_combine": "combined",
     "rope": "turned", "kv_append": "cached", "decode_attention": "attended",
     "attention": "attended",
@@ -198,14 +198,15 @@ def rms_norm(x: Value, weight: Value, *, eps: float = 1e-6, head: int | None = N
     return _record("rms_norm", x, weight, eps=float(eps))
 
 
-def moe_route(logits: Value, *, top_k: int) -> Value:
+def moe_route(logits: Value, *, top_k: int, split_experts: bool = False) -> Value:
     """The top_k experts of every token and where its rows are when all are sorted by expert.
 
     logits: [m, experts] @ Shard(0) or Replicate(). The result is a table, which the functions below
     take: how many rows an expert has is known on the device alone. Weights are the softmax over
-    those taken.
+    those taken. With split_experts it is @ ByExpert(): each rank's is of its own experts, whose
+    rows gather_rows then gives, and scatter_rows gives a summand.
     """
-    return _record("moe_route", logits, top_k=top_k)
+    return _record("ep_route" if split_experts else "moe_route", logits, top_k=top_k)
 
 
 def gather_rows(x: Value, routing: Value) -> Value:

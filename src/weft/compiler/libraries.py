@@ -109,6 +109,7 @@ MEANINGS: Mapping[str, Callable[..., Any]] = {
     **LOCAL,
     "kv_append": decoding.appended,
     "moe_route": experts.route,
+    "ep_route": experts.route,
     "all_reduce_add": torch.add,
     "ag_attention": attending.attention,
     "ep_dispatch": experts.gather_rows,

@@ -158,16 +158,24 @@ KINDS = {
     # Tables of where every token's rows are, sorted by expert: on all ranks, of all tokens.
     "moe_route": Kind(1, ((All(), All()),), (((Shard(0),), WHOLE), ((WHOLE,), WHOLE)),
                       is_collective=True, attributes=("top_k",)),
-    # A row for each choice of a token; and back, weighted and summed.
-    "gather_rows": Kind(2, ((ByTable(), COLUMN), _TABLE), _kept((WHOLE, Shard(1)))),
-    "scatter_rows": Kind(2, ((ByTable(), COLUMN), _TABLE), _kept((WHOLE, Shard(1), Partial()))),
+    # The same; each rank's are of its own experts.
+    "ep_route": Kind(1, ((All(), All()),), (((Shard(0),), ByExpert()), ((WHOLE,), ByExpert())),
+                     is_collective=True, attributes=("top_k",)),
+    # A row for each choice of a token; and back, weighted and summed. By tables of own experts a
+    # rank has the rows of these, and back there is its summand.
+    "gather_rows": Kind(2, ((ByTable(), COLUMN), _TABLE), (
+        *_kept((WHOLE, Shard(1))), ((WHOLE, ByExpert()), ByExpert()),
+    )),
+    "scatter_rows": Kind(2, ((ByTable(), COLUMN), _TABLE), (
+        *_kept((WHOLE, Shard(1), Partial())), ((ByExpert(), ByExpert()), Partial()),
+    )),
     # Each row times its expert's matrix.
     "grouped_matmul": Kind(3, ((ROW, All()), (ByTable(), All(), COLUMN), _TABLE), (
         ((WHOLE, WHOLE, WHOLE), WHOLE),
         ((WHOLE, Shard(2), WHOLE), Shard(1)),
         ((WHOLE, Halves(2), WHOLE), Halves(1)),
         ((Shard(1), Shard(1), WHOLE), Partial()),
-        ((ByExpert(), Shard(0), WHOLE), ByExpert()),
+        *(((ByExpert(), Shard(0), table), ByExpert()) for table in (WHOLE, ByExpert())),
         ((Partial(), WHOLE, WHOLE), Partial()),
         ((WHOLE, Partial(), WHOLE), Partial()),
     )),

@@ -21,6 +21,8 @@ GATED = tuple(f"{kind}_mul" for kind in ACTIVATIONS)
 ROWS = {"mul": "mul_row", "add": "add_row"}
 # Kinds whose last operand is a table; and the one whose second is a matrix for each expert.
 DYNAMIC = ("gather_rows", "grouped_matmul", "scatter_rows", "ep_dispatch", "ep_combine")
+# What makes tables.
+ROUTERS = ("moe_route", "ep_route")
 OF_EXPERTS = {"grouped_matmul": 1}
 # Operands that have a dtype of their own, whatever the others have: where sequences end, positions.
 DTYPES_OF: Mapping[str, Mapping[int, str]] = {
@@ -49,7 +51,7 @@ def sizes_of(task: Any, operands: Sequence[Type]) -> tuple[Size, ...]:
 
 def dtype_of(task: Any, operands: Sequence[Type]) -> str:
     """The result's dtype: that of the operands unless the task has one, or of tables."""
-    return TABLE if task.kind == "moe_route" else task.dtype or operands[0].dtype
+    return TABLE if task.kind in ROUTERS else task.dtype or operands[0].dtype
 
 
 def _check_sorts(task: Any, operands: Sequence[Type]) -> None:
@@ -131,7 +133,7 @@ def _moe_route(task: Any, sizes: Sizes) -> tuple[Size, ...]:
     top_k = task.top_k or 1
     if not isinstance(experts, int) or experts < top_k:
         raise ValueError(
-            f"moe_route: {task.operands[0]} has {text.value(experts)} columns, one for each "
+            f"{task.kind}: {task.operands[0]} has {text.value(experts)} columns, one for each "
             f"expert; with top_k={top_k} it needs {top_k}, and a number that the declaration says"
         )
     return tokens, top_k, experts
@@ -309,6 +311,7 @@ _RULES: Mapping[str, Callable[[Any, Sizes], tuple[Size, ...]]] = {
     "add_row": _with_row,
     "rms_norm": _with_row,
     "moe_route": _moe_route,
+    "ep_route": _moe_route,
     "gather_rows": _by_slot,
     "grouped_matmul": _grouped_matmul,
     "scatter_rows": _by_token,

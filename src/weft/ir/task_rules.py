@@ -9,7 +9,7 @@ from weft.base.place import Place
 from weft.ir import text
 from weft.ir.kinds import ATTRIBUTES, GATHERED, KINDS, PRODUCTS
 from weft.ir.legality import Rule, Violation, legal, run
-from weft.ir.shapes import dtype_of, sizes_of
+from weft.ir.shapes import ROUTERS, dtype_of, sizes_of
 from weft.ir.task import (
     ENGINES,
     SCALINGS,
@@ -87,7 +87,7 @@ def _typed(program: Program) -> Iterator[tuple[str, Place]]:
 
 def _is_typed(task: Task, kind: Type) -> bool:
     """Two dimensions; experts' matrices, which are inputs, have three, and so have tables."""
-    if task.kind == "moe_route" or (task.kind == "input" and kind.dtype == TABLE):
+    if task.kind in ROUTERS or (task.kind == "input" and kind.dtype == TABLE):
         return kind.dtype == TABLE and len(kind.sizes) == 3
     dims = (2, 3) if task.kind == "input" else (2,)
     return kind.dtype in DTYPES and len(kind.sizes) in dims

@@ -55,11 +55,12 @@ def reference(problem: Problem, inputs: Sequence[Mapping[str, Any]]) -> list[tor
 
 
 class Problem(grouped.Problem):
-    """m tokens of k elements over all ranks; n columns of every expert on each rank."""
+    """m tokens of k elements over all ranks; n columns of every expert on each rank, or of its own
+    experts."""
 
     op, rows_are = "ag_moe", "own tokens, as torch.chunk splits all"
     transports, templates = (SM_PUSH, CE_PUSH, UNFUSED), ("plain", "sm90")
-    program = staticmethod(program)
+    program, gives_slots = staticmethod(program), True
 
     def rows_of_x(self, rank: int) -> int:
         return self.own_tokens(rank)
@@ -68,9 +69,11 @@ class Problem(grouped.Problem):
         return 0, self.num_slots
 
     def types(self) -> dict[str, Tensor]:
-        x, b = ("m", self.k), (self.experts, self.k, self.n * self.num_ranks)
-        return {"x": Tensor(self.dtype, x, Shard(0)), "b": Tensor(self.dtype, b, Shard(2)),
-                "routing": self.table}  # fmt: skip
+        b, split = (self.experts, self.k, self.n * self.num_ranks), Shard(2)
+        if self.split_experts:
+            b, split = (self.experts, self.k, self.n), Shard(0)
+        x = Tensor(self.dtype, ("m", self.k), Shard(0))
+        return {"x": x, "b": Tensor(self.dtype, b, split), "routing": self.table}
 
 
 @dataclass(frozen=True)
@@ -120,6 +123,9 @@ def ag_moe(
     """
     if operations.is_asked(x, b):
         return grouped.as_operation("ag_moe", world, x, b, routing, config, out)
+    if out is None and routing.split_experts and b.dim() == 3:
+        # What comes next may read all slots.
+        out = x.new_zeros(routing.tables.token_of.shape[0], b.shape[2])
     return grouped.run(Problem, world, x, b, routing, config, out)
 
 
@@ -136,6 +142,7 @@ op = Op(
         *trials({"m": 20, "n": 24, "k": 16, "experts": 4, "top_k": 2}),
         # More than a block for each communication CTA.
         Trial((2,), {"m": 64, "n": 16, "k": 600, "experts": 2, "top_k": 1}, SM_PUSH),
+        Trial((2,), {"m": 20, "n": 24, "k": 16, "experts": 4, "top_k": 2, "split_experts": True}),
         # Inputs change as soon as a call is over.
         Trial((2,), {"m": 20, "n": 24, "k": 16, "experts": 4, "top_k": 2}, CE_PUSH, on_heap=True),
     ),

@@ -115,6 +115,7 @@ op = Op(
         *trials(SHAPE),
         *(Trial((3,), SHAPE, one) for one in (SM_PUSH, *LL)),
         Trial((2,), {"m": 40, "n": 40, "k": 16, "experts": 2, "top_k": 1}, SM_PUSH),
+        Trial((2,), {**SHAPE, "split_experts": True}),
     ),
     baselines=_baselines.MOE_AR,
     backward=(),

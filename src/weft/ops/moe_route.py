@@ -41,6 +41,7 @@ import torch
 from weft.base import fields
 from weft.base.card import UNFUSED, Op, Trial, trials
 from weft.base.errors import ConfigError, ShapeError
+from weft.base.parts import full_part
 from weft.base.target import Target
 from weft.compiler import layouts
 from weft.compiler.experts import Routing, Scoring, Tables, choose, tables
@@ -83,7 +84,7 @@ class Problem(ByTables):
     """m tokens over all ranks, each with n logits: one for each expert, of which it takes top_k.
 
     What `score` .. `scale` say: Scoring; `biased`: there is a bias for each expert. Tiles are of
-    up to `tile_m` slots.
+    up to `tile_m` slots. `split_experts`: a rank's tables are of its own experts.
     """
 
     top_k: int = 2
@@ -95,6 +96,7 @@ class Problem(ByTables):
     top_groups: int = 1
     group_best: int = 2
     scale: float = 1.0
+    split_experts: bool = False
 
     op = "moe_route"
 
@@ -133,6 +135,13 @@ class Problem(ByTables):
     def experts(self) -> int:
         return self.n
 
+    @property
+    def own_experts(self) -> int:
+        return full_part(self.n, self.num_ranks) if self.split_experts else self.n
+
+    def first_expert(self, rank: int) -> int:
+        return rank * self.own_experts if self.split_experts else 0
+
 
 @dataclass(frozen=True)
 class Config(Resident):
@@ -152,8 +161,9 @@ class Config(Resident):
 
     def blocks(self, problem: Problem) -> choices.Blocks:
         return choices.Blocks.of(
-            problem, problem.n, self.block, self.channels, scoring=problem.scoring
-        )
+            problem, problem.n, self.block, self.channels, scoring=problem.scoring,
+            apart=problem.own_experts if problem.split_experts else 0,
+        )  # fmt: skip
 
 
 def candidates(problem: Problem, target: Target) -> Iterator[Config]:
@@ -185,6 +195,7 @@ def moe_route(
     top_groups: int = 1,
     group_best: int = 2,
     scale: float = 1.0,
+    split_experts: bool = False,
     config: Config | None = None,
 ) -> Routing:
     """The top_k experts of every token, and the tables by which products of them run. Collective.
@@ -198,6 +209,10 @@ def moe_route(
     with the largest sums of their group_best best. DeepSeek-V3's routing is score="sigmoid", bias,
     groups=8, top_groups=4, scale=2.5.
 
+    With split_experts a rank's tables are of its own experts alone, which are split over ranks as
+    torch.chunk splits them: slots are numbered from the first of these on, a choice of another
+    rank's expert has the slot -1, and behind the last slot token_of is -1.
+
     Shapes  logits: [own tokens, experts], contiguous; m, all ranks' tokens, defaults to num_ranks *
             own: pass it where ranks differ; bias: [experts], alike on all ranks. Results: Routing
     Dtypes  logits float16, bfloat16 or float32; bias and weights fp32, tables int32. The bias
@@ -209,26 +224,28 @@ def moe_route(
         made = operations.as_operation(
             "moe_route", world, (logits, top_k), m=m, renormalise=renormalise, tile_m=tile_m,
             score=score, bias=bias, groups=groups, top_groups=top_groups, group_best=group_best,
-            scale=scale, config=config,
+            scale=scale, split_experts=split_experts, config=config,
         )  # fmt: skip
-        return Routing(Tables(*made), tile_m)
+        return Routing(Tables(*made), tile_m, split_experts)
     problem = problem_of(
         world, logits, top_k, m, renormalise, tile_m, score, bias, groups, top_groups, group_best,
-        scale,
+        scale, split_experts,
     )  # fmt: skip
     config = config or config_of(world, problem)
     config.check(problem, world.target)
     world.operator_call(
         f"moe_route m={problem.m},n={problem.n} {problem.dtype} top_k={top_k} "
-        f"tile_m={tile_m} {problem.scoring} biased={problem.biased} {config}"
+        f"tile_m={tile_m} {problem.scoring} biased={problem.biased} "
+        f"split_experts={split_experts} {config}"
     )
     if problem.m and config.transport == UNFUSED:
-        return Routing(by_libraries.route(world, problem, logits, bias), tile_m)
+        made = by_libraries.route(world, problem, logits, bias)
+        return Routing(made, tile_m, split_experts)
     made = Tables.empty(problem, logits.shape[0], logits.device)
     if problem.m:
         slot = world.workspace("moe_route", *config.blocks(problem).memory)
         _start(world, problem, config, slot, (logits, bias), made).run()
-    return Routing(made, tile_m)
+    return Routing(made, tile_m, split_experts)
 
 
 def _start(
@@ -237,7 +254,8 @@ def _start(
     blocks = config.blocks(problem)
     return Start(
         choices.moe_route_tables, (min(config.channels, blocks.count), 1, 1),
-        (*rated, made, choices.Heard.of(slot), slot.arg, blocks.tokens, blocks.cut, world.arg),
+        (*rated, made, choices.Heard.of(slot), slot.arg, blocks.tokens, blocks.cut, world.arg,
+         problem.split_experts),
         config.options(world.target),
     )  # fmt: skip
 
@@ -293,7 +311,8 @@ def run(
 ) -> Tables:
     return moe_route(
         inputs["logits"], problem.top_k, world=world, m=problem.m, config=config,
-        tile_m=problem.tile_m, bias=inputs.get("bias"), **problem.scoring._asdict(),
+        tile_m=problem.tile_m, bias=inputs.get("bias"), split_experts=problem.split_experts,
+        **problem.scoring._asdict(),
     ).tables  # fmt: skip
 
 
@@ -323,6 +342,7 @@ op = Op(
         # As DeepSeek-V3 routes, and V2: groups divide the experts of all calls.
         Trial((2,), OF_V3, calls=SAME_EXPERTS),
         Trial((2,), OF_V2, calls=SAME_EXPERTS),
+        Trial((2,), {"m": 20, "n": 7, "top_k": 2, "split_experts": True}),
     ),
     awkward_shapes=(
         (4, {"m": 97, "n": 24, "top_k": 8}),
@@ -331,6 +351,7 @@ op = Op(
         (1, {"m": 40, "n": 128, "top_k": 8}),
         (8, {"m": 9, "n": 5, "top_k": 3}),
         (4, {"m": 0, "n": 16, "top_k": 2}),
+        (3, {"m": 29, "n": 7, "top_k": 3, "split_experts": True}),
     ),
     fake=fake,
     backward=("reduce_scatter",),

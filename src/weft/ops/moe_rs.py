@@ -29,7 +29,7 @@ from typing import Any
 import torch
 
 from weft.base.card import UNFUSED, Op, Trial, trials
-from weft.compiler import Shard, Tensor, Times, frontend
+from weft.compiler import ByExpert, Shard, Tensor, Times, frontend
 from weft.compiler.schedules import SM_PUSH, Config
 from weft.ops import _baselines
 from weft.ops.moe_route import Routing
@@ -44,11 +44,11 @@ def program(x: Any, b: Any, routing: Any) -> Any:
 
 def total(problem: Problem, inputs: Sequence[Mapping[str, Any]]) -> torch.Tensor:
     """All tokens' sums over all ranks at once, in fp32."""
-    tables, sums = inputs[0], torch.zeros(problem.m, problem.n)
+    sums = torch.zeros(problem.m, problem.n)
     for one in inputs:
-        weighted = grouped.product(problem, one["x"], one) * tables["weight_of"][:, None]
-        for j in range(problem.top_k):
-            sums += weighted[tables["slot_of"][:, j].long()]
+        weighted = grouped.product(problem, one["x"], one) * one["weight_of"][:, None]
+        for slot in one["slot_of"].long().t():
+            sums += torch.where(slot[:, None] >= 0, weighted[slot], 0.0)
     return sums
 
 
@@ -59,7 +59,8 @@ def reference(problem: Problem, inputs: Sequence[Mapping[str, Any]]) -> list[tor
 
 
 class Problem(grouped.Problem):
-    """m tokens over all ranks, n columns of the result; k of every expert on each rank."""
+    """m tokens over all ranks, n columns of the result; k of every expert on each rank, or all of
+    its own experts'."""
 
     op, rows_are = "moe_rs", "one for each slot, as ag_moe gives them"
     transports, program = (SM_PUSH, UNFUSED), staticmethod(program)
@@ -72,10 +73,12 @@ class Problem(grouped.Problem):
         return self.shard(rank)
 
     def types(self) -> dict[str, Tensor]:
-        k = self.k * self.num_ranks
-        x, b = (Times("m", self.top_k), k), (self.experts, k, self.n)
-        return {"x": Tensor(self.dtype, x, Shard(1)), "b": Tensor(self.dtype, b, Shard(1)),
-                "routing": self.table}  # fmt: skip
+        k, by_slot, split = self.k * self.num_ranks, Shard(1), Shard(1)
+        if self.split_experts:
+            k, by_slot, split = self.k, ByExpert(), Shard(0)
+        x = Tensor(self.dtype, (Times("m", self.top_k), k), by_slot)
+        b = Tensor(self.dtype, (self.experts, k, self.n), split)
+        return {"x": x, "b": b, "routing": self.table}
 
 
 candidates = partial(grouped.candidates, Config)
@@ -116,6 +119,7 @@ op = Op(
     trials=(
         *trials({"m": 20, "n": 24, "k": 16, "experts": 4, "top_k": 2}),
         Trial((2,), {"m": 40, "n": 40, "k": 16, "experts": 2, "top_k": 1}),
+        Trial((2,), {"m": 20, "n": 24, "k": 16, "experts": 4, "top_k": 2, "split_experts": True}),
     ),
     baselines=_baselines.MOE_RS,
     backward=("ag_moe", "all_gather"),

@@ -114,13 +114,18 @@ def _moe_route(step: Call, operands: Sequence[Any], here: Here) -> Any:
     logits = logits.contiguous()
     assert step.top_k is not None
     tiles = {"tile_m": step.tile_rows} if step.tile_rows else {}
-    return provider("collectives").moe_route(logits, step.top_k, world=here.world, m=m, **tiles)
+    is_split = step.function == "ep_route"
+    return provider("collectives").moe_route(
+        logits, step.top_k, world=here.world, m=m, split_experts=is_split, **tiles
+    )
 
 
 def _grouped_matmul(step: Call, operands: Sequence[Any], here: Here) -> Any:
-    """Where experts are split over ranks the own ones' rows begin at the first of these."""
+    """Where experts are split over ranks the own ones' rows begin at the first of these; tables of
+    own experts have no others."""
     is_part = isinstance(here.buffers[step.reads[1]].sizes[0], Part)
-    first = here.own_experts(step.reads[2])[0] if is_part else 0
+    is_among_all = is_part and not operands[2].split_experts
+    first = here.own_experts(step.reads[2])[0] if is_among_all else 0
     return experts.grouped_matmul(*operands, first=first)
 
 
@@ -172,6 +177,7 @@ CALLS: Mapping[str, Callable[[Call, Sequence[Any], Here], Any]] = {
     "columns": _columns,
     "embedding": _embedding,
     "moe_route": _moe_route,
+    "ep_route": _moe_route,
     "grouped_matmul": _grouped_matmul,
     "attention": _attention,
     "ag_attention": _ag_attention,

@@ -29,7 +29,7 @@ from weft.ir.tensor import Replicate
 from weft.plan.calls import run_calls
 
 # What makes a tensor that all ranks have of one that is split, and sums gradients on the way back.
-GATHERS = ("all_gather", "moe_route")
+GATHERS = ("all_gather", "moe_route", "ep_route")
 # What writes into its operand.
 IN_PLACE = ("kv_append",)
 

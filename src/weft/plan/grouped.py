@@ -17,7 +17,7 @@ import torch
 
 from weft.base.errors import ConfigError, ShapeError
 from weft.base.target import Target
-from weft.compiler import Replicate, Tensor, layouts, pipeline
+from weft.compiler import ByExpert, Replicate, Tensor, layouts, pipeline
 from weft.compiler.experts import Routing, Tables, dtype_of
 from weft.compiler.lower import unfused
 from weft.compiler.schedules import Config
@@ -58,15 +58,20 @@ class Problem(ByTables, summed.Product):
     """m tokens over all ranks, top_k of `experts` for each; [k, n] of each expert on each rank.
 
     `tile_m`: slots of a tile of the tables, at most. `b_is_nk`: B lies as [experts, n, k].
+    `split_experts`: a rank has its part of the experts, whole ones, and tables of these; else of
+    every expert a part.
     """
 
     experts: int = 1
     top_k: int = 1
     tile_m: int = 128
+    split_experts: bool = False
 
-    sizes = ("m", "n", "k", "experts", "top_k", "tile_m")
-    # The templates that its kernels have forms for; what x's rows are.
+    sizes = ("m", "n", "k", "experts", "top_k", "tile_m", "split_experts")
+    # The templates that its kernels have forms for; whether its result has a row for each slot, or
+    # x; what x's rows are.
     templates: ClassVar[tuple[str, ...]] = ("plain",)
+    gives_slots: ClassVar[bool] = False
     rows_are: ClassVar[str]
 
     def __post_init__(self) -> None:
@@ -74,25 +79,43 @@ class Problem(ByTables, summed.Product):
         if self.tile_m < 16:
             raise ShapeError(f"{self.op}: tile_m={self.tile_m}; a product's tiles have 16 rows")
         self.check_sizes(self.num_slots)
+        if self.split_experts and self.experts % self.num_ranks:
+            raise ShapeError(
+                f"{self.op}: {self.experts} experts on {self.num_ranks} ranks; each rank must have "
+                "as many: add experts that no token chooses"
+            )
 
     def rows_of_x(self, rank: int) -> int:
         raise NotImplementedError
 
     @property
+    def own_experts(self) -> int:
+        return self.experts // self.num_ranks if self.split_experts else self.experts
+
+    def first_expert(self, rank: int) -> int:
+        return rank * self.own_experts if self.split_experts else 0
+
+    @property
+    def own_slots(self) -> int:
+        """How many slots a rank's products are of, on average where experts are split."""
+        return self.num_slots // (self.num_ranks if self.split_experts else 1)
+
+    @property
     def table(self) -> Tensor:
         """The program's type of a router's tables."""
-        return Tensor("table", ("m", self.top_k, self.experts), Replicate())
+        where = ByExpert() if self.split_experts else Replicate()
+        return Tensor("table", ("m", self.top_k, self.experts), where)
 
     @property
     def flops(self) -> int:
         """Of one rank."""
-        return 2 * self.num_slots * self.n * self.k
+        return 2 * self.own_slots * self.n * self.k
 
     @property
     def memory_bytes(self) -> int:
         """What one rank must read and write at least, where every expert has tokens."""
-        operands = self.m * self.k + self.experts * self.n * self.k
-        return (operands + self.num_slots * self.n) * self.itemsize
+        operands = self.m * self.k + self.own_experts * self.n * self.k
+        return (operands + self.own_slots * self.n) * self.itemsize
 
     @property
     def of_sm90(self) -> tuple[str, str]:  # type: ignore[override]
@@ -161,9 +184,10 @@ def problem_of(kind: Any, world: Any, x: Any, b: Any, routing: Routing, out: Any
     given = {"x": x, "b": b.mT if is_nk else b, **tables}
     sizes = layouts.bind_sizes(op, world, given, forms, dtypes)
     m, top_k = sizes["m"], sizes["top_k"]
+    experts = sizes["experts"] * (world.num_ranks if routing.split_experts else 1)
     problem = kind(
         m, sizes["n"], world.num_ranks, str(x.dtype), nodes_of(world), sizes["k"], is_nk,
-        sizes["experts"], top_k, routing.tile_m,
+        experts, top_k, routing.tile_m, routing.split_experts,
     )  # fmt: skip
     for name, shape in Tables.shapes(problem, sizes["tokens"])._asdict().items():
         if tables[name].shape != shape:
@@ -188,7 +212,8 @@ def as_operation(
 ) -> torch.Tensor:
     """The call as an operation of torch's."""
     tensors = (x, b, routing.tables.weight_of, list(routing.tables))
-    rest = {"tile_m": routing.tile_m, "config": config, "out": out}
+    rest = {"tile_m": routing.tile_m, "split_experts": routing.split_experts}
+    rest |= {"config": config, "out": out}
     return operations.as_operation(op, world, tensors, **rest)
 
 
@@ -200,6 +225,8 @@ class Call(summed.Call):
         calls = _library_calls(self.problem.traced())
         (made,) = run_calls(calls, tensors, {"m": self.problem.m}, world=self.world)
         out.copy_(made)
+        if self.problem.split_experts and self.problem.gives_slots:
+            out.masked_fill_(tensors["routing"].tables.token_of[:, None] < 0, 0)
 
 
 def run(
@@ -220,7 +247,7 @@ def run(
 
 def _key(world: Any, tensors: Sequence[Any], rest: tuple) -> tuple:
     routing, config = rest
-    return by_layout(world, (*tensors, *routing.tables), (config, routing.tile_m))
+    return by_layout(world, (*tensors, *routing.tables), (config, *routing[1:]))
 
 
 # ---------------------------------------------------------------------------------------------
@@ -232,17 +259,20 @@ def make_inputs(problem: Problem, rank: int, seed: int = 0) -> dict[str, torch.T
     generator = torch.Generator().manual_seed(seed * problem.num_ranks + rank)
     x = torch.randn(problem.rows_of_x(rank), problem.k, generator=generator)
     n, k = problem.n, problem.k
-    lies = (problem.experts, n, k) if problem.b_is_nk else (problem.experts, k, n)
+    own = problem.own_experts
+    lies = (own, n, k) if problem.b_is_nk else (own, k, n)
     b = torch.randn(lies, generator=generator).to(problem.torch_dtype)
     b = b.mT if problem.b_is_nk else b
     tables = random_tables(problem, rank, seed)
+    if not problem.gives_slots:  # behind the last there may be anything
+        x[tables.token_of < 0] = torch.nan
     return {"x": x.to(problem.torch_dtype), "b": b, **tables._asdict()}
 
 
 def shaped_inputs(problem: Problem, rank: int) -> dict[str, torch.Tensor]:
     """As make_inputs, without values."""
     n, k, dtype = problem.n, problem.k, problem.torch_dtype
-    b = torch.empty((problem.experts, n, k) if problem.b_is_nk else (problem.experts, k, n))
+    b = torch.empty((problem.own_experts, *((n, k) if problem.b_is_nk else (k, n))))
     x = torch.empty((problem.rows_of_x(rank), k), dtype=dtype)
     made = Tables.empty(problem, problem.own_tokens(rank), x.device)
     return {"x": x, "b": (b.mT if problem.b_is_nk else b).to(dtype), **made._asdict()}
@@ -262,7 +292,7 @@ def card(kind: type[Problem], call: Callable[..., Any], found: Callable[..., Any
     def run(world: Any, problem: Problem, inputs: Mapping[str, Any], config: Any = None) -> Any:
         # By its name: what stands in the operator's place is called.
         operator = getattr(importlib.import_module(call.__module__), kind.op)
-        routing = Routing.of(inputs, problem.tile_m)
+        routing = Routing.of(inputs, problem.tile_m, problem.split_experts)
         return operator(inputs["x"], inputs["b"], routing, world=world, config=config)
 
     run.__module__ = call.__module__

@@ -54,7 +54,8 @@ _FORMS = {
 # Parameters that the schema has under other names, or several; () for one that it leaves out.
 _NAMED_APART = {
     "world": (("world", "str"),), "config": (),
-    "routing": (("weight_of", "Tensor"), ("tables", "Tensor[]"), ("tile_m", "int")),
+    "routing": (("weight_of", "Tensor"), ("tables", "Tensor[]"), ("tile_m", "int"),
+                ("split_experts", "bool")),
 }  # fmt: skip
 
 _configs: dict[str, Any] = {}
@@ -287,7 +288,7 @@ def _bound(names: Sequence[str], given: Any) -> dict[str, Any]:
     if "config" in named:
         named["config"] = _configs.get(named["config"])
     if "tables" in named:
-        parts = (named.pop(name) for name in ("tables", "weight_of", "tile_m"))
+        parts = (named.pop(name) for name in ("tables", "weight_of", "tile_m", "split_experts"))
         named["routing"] = routing_of(*parts)
     return named
 
@@ -306,9 +307,9 @@ def _fakes(name: str, operation: Operation, named: Mapping[str, Any], dtype: Any
     return tuple(first.new_empty(one.shape, dtype=one.dtype) for one in fakes)
 
 
-def routing_of(tables: Any, weight_of: torch.Tensor, tile_m: int) -> Any:
+def routing_of(tables: Any, weight_of: torch.Tensor, tile_m: int, split_experts: bool) -> Any:
     """A router's tables as operators take them, with other weights."""
-    return Routing(Tables(*tables)._replace(weight_of=weight_of), tile_m)
+    return Routing(Tables(*tables)._replace(weight_of=weight_of), tile_m, split_experts)
 
 
 def _save(

@@ -300,7 +300,9 @@ def moe_route(of: Any, d_ids: Any, d_weights: Any, d_token_of: Any, d_weight_of:
     logits, chosen, weights, slot_of = of.logits, of.result_0.long(), of.result_1, of.result_4
 
     def d_logits() -> torch.Tensor:
-        d_chosen = _ops().reduce_scatter(d_weight_of[slot_of.long()], world=of.world) + d_weights
+        d_slots = d_weight_of[slot_of.clamp(min=0).long()]
+        d_slots = torch.where(slot_of >= 0, d_slots, 0.0)  # other ranks' experts say it there
+        d_chosen = _ops().reduce_scatter(d_slots, world=of.world) + d_weights
         is_softmax = of.score == "softmax"
         if is_softmax and of.renormalise:  # a softmax of the chosen logits alone
             share = weights / of.scale
@@ -344,13 +346,14 @@ OPERATIONS["experts_wgrad"] = Operation({}, fake=_by_expert)
 
 @_differentiates("x", "b", "weight_of", "tables", policy=NARROWED, lies={"x": ROWS, "b": Shard(2)})
 def ag_moe(of: Any, gradient: torch.Tensor) -> dict:
-    routing, world = routing_of(of.tables, torch.ones_like(of.weight_of), of.tile_m), of.world
+    ones, world = torch.ones_like(of.weight_of), of.world
+    routing = routing_of(of.tables, ones, of.tile_m, of.split_experts)
     made, gradient = routing.tables, _like(gradient, of.x)
     of.counts = made.counts
 
     def db() -> torch.Tensor:
         rows = _ops().all_gather(of.x, world=world, m=made.slot_of.shape[0])
-        return _of_each_expert(of, rows[made.token_of.long()], gradient)
+        return _of_each_expert(of, experts.gather_rows(rows, routing), gradient)
 
     return {"x": lambda: _ops().moe_rs(gradient, of.b.transpose(1, 2), routing, world=world),
             "b": db}  # fmt: skip
@@ -360,7 +363,8 @@ def ag_moe(of: Any, gradient: torch.Tensor) -> dict:
     "x", "b", "weight_of", "tables", policy=NARROWED, lies={"x": COLUMNS, "b": COLUMNS}
 )
 def moe_rs(of: Any, gradient: torch.Tensor) -> dict:
-    routing, world = routing_of(of.tables, of.weight_of, of.tile_m), of.world
+    routing = routing_of(of.tables, of.weight_of, of.tile_m, of.split_experts)
+    world = of.world
     gradient, m = gradient.contiguous(), routing.tables.slot_of.shape[0]
     return _of_weighted_rows(
         of, routing,
@@ -373,7 +377,8 @@ def moe_rs(of: Any, gradient: torch.Tensor) -> dict:
     "x", "b", "weight_of", "tables", policy=NARROWED, lies={"x": COLUMNS, "b": COLUMNS}
 )
 def moe_ar(of: Any, gradient: torch.Tensor) -> dict:
-    routing, gradient = routing_of(of.tables, of.weight_of, of.tile_m), gradient.contiguous()
+    routing = routing_of(of.tables, of.weight_of, of.tile_m, of.split_experts)
+    gradient = gradient.contiguous()
 
     def unweighted() -> torch.Tensor:
         rows = experts.gather_rows(gradient, routing)
@@ -393,7 +398,7 @@ def _of_weighted_rows(of: Any, routing: Any, product: Callable, rows: Callable) 
         return product().float()
 
     def db() -> torch.Tensor:
-        weighted = (rows()[made.token_of.long()].float() * weight_of[:, None]).to(x.dtype)
+        weighted = (experts.gather_rows(rows(), routing).float() * weight_of[:, None]).to(x.dtype)
         return _of_each_expert(of, x, weighted)
 
     return {

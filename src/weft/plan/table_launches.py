@@ -76,8 +76,9 @@ class GroupedProduct(KernelLaunch):
         product: Do = next(do for do in launch.body if do.kind == "grouped_matmul")
         _, weights, table = product.operands
         self._weights = weights
-        m, top_k, experts = plan.shape(table)
-        _, self.k, self.n = plan.shape(weights)
+        m, top_k, _ = plan.shape(table)
+        # Where experts are split, those of the rank that has the most.
+        experts, self.k, self.n = plan.shape(weights, 0)
         self.b_is_nk, target = layouts.is_nk(tensors[weights]), self.world.target
         if schedule is None:
             for name in (one for one in launch.reads if one in tensors):
@@ -154,6 +155,8 @@ class GroupedProduct(KernelLaunch):
     def _is_aligned(self, bound: Mapping[str, Any]) -> bool:
         """Kernels for Hopper read B by TMA, and move 16 bytes of the others at once."""
         params = (one for one in self.kernel.of(core.Param) if one.sort in ("pointer", "operand"))
+        if not bound[self._weights].numel():  # a rank without experts, of which TMA reads none
+            return False
         return blocking.are_aligned(*(bound[one.name] for one in params))
 
     def _described(self, name: str, b: torch.Tensor) -> Any:

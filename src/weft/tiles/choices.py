@@ -1,6 +1,7 @@
 """Choices of experts to every rank, and the tables that each rank makes of them: two kernels.
 
-    moe_route_tables     a router's: chooses by logits; every rank has the tables of all experts
+    moe_route_tables     a router's: chooses by logits; every rank has the tables of all experts, or
+                         of its own
     ep_dispatch_tables   a dispatch's: checks choices; each rank has the tables of its own experts
 
 Both go through a block of own tokens at a time, store its choices and its counts on every rank, and
@@ -24,6 +25,8 @@ from weft.tiles import experts, route
 
 # What the error word says, in its lowest bits; a rank behind it; then a number.
 TOO_MANY, WRONG_CHOICE = tl.constexpr(1), tl.constexpr(2)
+# Slots behind the last that are filled at a time.
+FILLED = tl.constexpr(256)
 RANK_BITS, NUMBER_BITS = tl.constexpr(4), tl.constexpr(20)
 
 
@@ -55,15 +58,22 @@ class Blocks(NamedTuple):
 
     @classmethod
     def of(
-        cls, problem: Any, columns: int, step: int, programs: int, *, scoring: Any = None
-    ) -> Blocks:
+        cls, problem: Any, columns: int, step: int, programs: int, *, scoring: Any = None,
+        apart: int = 0,
+    ) -> Blocks:  # fmt: skip
         """Of `step` tokens at a time, so many blocks to a rank, at most, that each has one of so
         many programs. `columns` are counted for each block. scoring: of a router"""
         steps = ceil(problem.rows / step)
         length = max(1, ceil(steps / programs))
         blocks = ceil(steps / length)
         tokens = route.Tokens(
-            problem.num_tokens, problem.rows, blocks, length * step, columns, problem.max_tiles
+            problem.num_tokens,
+            problem.rows,
+            blocks,
+            length * step,
+            columns,
+            problem.max_tiles,
+            apart,
         )
         sizes = (columns, problem.num_ranks, problem.top_k)
         experts, sources, width = (max(2, triton.next_power_of_2(one)) for one in sizes)
@@ -81,8 +91,9 @@ class Blocks(NamedTuple):
 
 @triton.jit
 def _sort(world, made, heard, own, room, rank, e, tokens, cut, limited: tl.constexpr):
-    """When all ranks' blocks are here: this program's blocks -> slots of the first `own` experts;
-    the last program's, the tables of tiles. `limited`: may there be more than `room` slots?
+    """When all ranks' blocks are here: this program's blocks -> slots of `own` experts, from this
+    rank's first one on; the last program's, the tables of tiles. `limited`: may there be more than
+    `room` slots?
 
     Gives the counts by source, of all columns."""
     program, num_programs = tl.program_id(0), tl.num_programs(0)
@@ -91,7 +102,8 @@ def _sort(world, made, heard, own, room, rank, e, tokens, cut, limited: tl.const
     # The last programs have the fewest blocks.
     share = tl.cdiv(blocks, num_programs)
     first = program * share
-    counts = route.count(heard.counted, first, tokens, cut, world.num_ranks)
+    own_first = rank * tokens.apart
+    counts = route.count(heard.counted, own_first, first, tokens, cut, world.num_ranks)
     is_own = tl.arange(0, cut.experts) < own
     by_source = tl.where(is_own[None, :], counts.by_source, 0)
     if program == num_programs - 1:
@@ -106,9 +118,21 @@ def _sort(world, made, heard, own, room, rank, e, tokens, cut, limited: tl.const
     for block in range(first, tl.minimum(first + share, blocks)):
         begin = route.place(
             heard.ids, heard.weights, block, begin, made.token_of, made.weight_of, made.slot_of,
-            room, tokens, cut,
+            room, own_first, own, tokens, cut,
         )  # fmt: skip
     return counts.by_source
+
+
+@triton.jit
+def _fill_behind(made, counts, own, room, cut):
+    """No token in the slots behind those of own experts: this program's part of them."""
+    is_own = tl.arange(0, cut.experts) < own
+    used = tl.sum(tl.where(is_own[None, :], counts, 0))
+    first = used + tl.program_id(0) * FILLED
+    for at in range(first, room, tl.num_programs(0) * FILLED):
+        slot = at + tl.arange(0, FILLED)
+        tl.store(made.token_of + slot, -1, mask=slot < room)
+        tl.store(made.weight_of + slot, 0.0, mask=slot < room)
 
 
 # ---------------------------------------------------------------------------------------------
@@ -149,8 +173,8 @@ def _choose_block(world, logits, bias, ids, weights, heard, block, rank, e, toke
 
 
 @triton.jit
-def moe_route_tables(logits, bias, made, heard, slot, tokens, cut, world):
-    """made: Tables, the results; heard: Heard; bias: of experts, or None"""
+def moe_route_tables(logits, bias, made, heard, slot, tokens, cut, world, split: tl.constexpr):
+    """made: Tables, the results; heard: Heard; bias: of experts, or None. split: of own experts"""
     program, num_programs = tl.program_id(0), tl.num_programs(0)
     rank = wl.rank(world).to(tl.int32)
     e = slots.slot_epoch(slot)
@@ -159,8 +183,12 @@ def moe_route_tables(logits, bias, made, heard, slot, tokens, cut, world):
         _choose_block(
             world, logits, bias, made.ids, made.weights, heard, block, rank, e, tokens, cut
         )  # fmt: skip
-    slots_of_all = tokens.m * cut.top_k
-    _sort(world, made, heard, tokens.experts, slots_of_all, rank, e, tokens, cut, limited=False)
+    room, own = tokens.m * cut.top_k, tokens.experts
+    if split:
+        own = tokens.apart
+    counts = _sort(world, made, heard, own, room, rank, e, tokens, cut, limited=False)
+    if split:
+        _fill_behind(made, counts, own, room, cut)
     slots.slot_finish(world, slot, e, num_programs)
 
 
@@ -235,15 +263,6 @@ def _say_what_is_wrong(
 
 
 @triton.jit
-def _fill(token_of, weight_of, first, room, block: tl.constexpr):
-    """No token in the slots from `first` on: this program's part of them."""
-    for at in range(first + tl.program_id(0) * block, room, tl.num_programs(0) * block):
-        slot = at + tl.arange(0, block)
-        tl.store(token_of + slot, -1, mask=slot < room)
-        tl.store(weight_of + slot, 0.0, mask=slot < room)
-
-
-@triton.jit
 def ep_dispatch_tables(ids, made, heard, errors, slot, tokens, cut, split, world):
     """made: Tables, whose weights are there; heard: Heard. It waits for no credits: a rank that has
     sent the rows of a call before is done with its choices."""
@@ -257,9 +276,7 @@ def ep_dispatch_tables(ids, made, heard, errors, slot, tokens, cut, split, world
     )  # fmt: skip
     if program == num_programs - 1:
         _say_what_is_wrong(errors, heard, counts, tokens, cut, split, world.num_ranks)
-    is_own = tl.arange(0, cut.experts) < split.own
-    used = tl.sum(tl.where(is_own[None, :], counts, 0))
-    _fill(made.token_of, made.weight_of, used, split.room, 256)
+    _fill_behind(made, counts, split.own, split.room, cut)
 
 
 def explain(problem: Any, word: int) -> WeftError:

@@ -45,7 +45,8 @@ def most_tiles(slots: int, experts: int, tile_m: int) -> int:
 
 class Tokens(NamedTuple):
     """m tokens, `rows` to a rank, in `blocks` blocks of `length`; `experts` of them; the table of
-    tiles has room for `tiles`."""
+    tiles has room for `tiles`. `apart`: how many experts a rank's first one is behind that of the
+    rank before; 0 where tables are of all."""
 
     m: Any
     rows: Any
@@ -53,6 +54,7 @@ class Tokens(NamedTuple):
     length: Any
     experts: Any
     tiles: Any
+    apart: Any = 0
 
 
 class RouteBlocking(NamedTuple):
@@ -218,8 +220,9 @@ def _sum_of_best(rating, inside, cut):
 
 
 @triton.jit
-def count(counted, block, tokens, cut, num_ranks: tl.constexpr):
-    """The `Counts` over all blocks, and before `block`. counted: int32[blocks of all, experts]"""
+def count(counted, first, block, tokens, cut, num_ranks: tl.constexpr):
+    """The `Counts` of experts from `first` on, over all blocks, and before `block`. counted:
+    int32[blocks of all, experts]"""
     some: tl.constexpr = max(1, min(64, COUNTS // cut.experts))
     expert = tl.arange(0, cut.experts)
     source = tl.arange(0, cut.sources)
@@ -230,8 +233,9 @@ def count(counted, block, tokens, cut, num_ranks: tl.constexpr):
         for at in range(0, tokens.blocks, some):
             inside = at + tl.arange(0, some)
             index = s * tokens.blocks + inside
-            mask = (inside < tokens.blocks)[:, None] & (expert < tokens.experts)[None, :]
-            pointers = counted + index[:, None] * tokens.experts + expert[None, :]
+            column = first + expert
+            mask = (inside < tokens.blocks)[:, None] & (column < tokens.experts)[None, :]
+            pointers = counted + index[:, None] * tokens.experts + column[None, :]
             counts = tl.load(pointers, mask=mask, other=0)
             before += tl.where((index < block)[:, None], counts, 0)
             of_source += counts
@@ -248,12 +252,13 @@ def store_counts(counts, by_source, experts, cut, num_ranks: tl.constexpr):
 
 
 @triton.jit
-def place(ids, weights, block, begin, token_of, weight_of, slot_of, room, tokens, cut):
+def place(ids, weights, block, begin, token_of, weight_of, slot_of, room, own_first, own, tokens,
+          cut):  # fmt: skip
     """Store the slots of a block of all tokens, whose expert's next slot is begin[expert].
 
-    ids, weights: [m, top_k], of all ranks; a token's choices differ. A choice below 0 is none: its
-    slot is -1. Slots from `room` on are taken, but nothing is stored in them. Gives each expert's
-    next slot behind the block.
+    ids, weights: [m, top_k], of all ranks; a token's choices differ. A choice that is none of the
+    `own` experts from own_first on has the slot -1. Slots from `room` on are taken, but nothing is
+    stored in them. Gives each expert's next slot behind the block.
     """
     expert = tl.arange(0, cut.experts)
     i = tl.arange(0, cut.block * cut.width)
@@ -264,7 +269,8 @@ def place(ids, weights, block, begin, token_of, weight_of, slot_of, room, tokens
         row = at + i // cut.width
         token = source * tokens.rows + row
         here = (row < tokens.rows) & (token < tokens.m) & (k < cut.top_k)
-        chosen = tl.load(ids + token * cut.top_k + k, mask=here, other=-1)
+        chosen = tl.load(ids + token * cut.top_k + k, mask=here, other=-1) - own_first
+        chosen = tl.where(here & (chosen >= 0) & (chosen < own), chosen, -1)
         weight = tl.load(weights + token * cut.top_k + k, mask=here, other=0.0)
         is_earlier = (chosen[:, None] == chosen[None, :]) & (i[None, :] < i[:, None])
         slot = tl.gather(begin, tl.maximum(chosen, 0), 0)

@@ -19,7 +19,7 @@ from weft.compiler.facts import Facts
 from weft.compiler.passes.tile import held_by, is_cut_whole, number
 from weft.ir.core import wrong_tile
 from weft.ir.task import ENGINES, INSIDE, LL, Program, Task, are_alike, is_staged_by
-from weft.ir.tensor import Size
+from weft.ir.tensor import ByExpert, Size
 from weft.tiles import blocking, gemm_sm90
 
 LIBRARY = "library"
@@ -124,8 +124,11 @@ def is_read_once(program: Program, product: Task, facts: Facts) -> bool:
         return False
     tokens, _, experts = (number(size, facts.sizes) for size in kind.sizes)
     shape = shape_of(program, product, facts)
+    slots = shape.m
+    if product.type.placement == ByExpert():
+        slots, experts = slots // facts.num_ranks, max(1, experts // facts.num_ranks)
     return products.is_read_once(
-        shape.m, tokens, (experts, shape.n, shape.k), product.tile[0], facts.num_ranks,
+        slots, tokens, (experts, shape.n, shape.k), product.tile[0], facts.num_ranks,
         shape.itemsize, machine,
     )  # fmt: skip
 

@@ -49,7 +49,8 @@ GROUP_M = 8
 EDGE_ROWS = 128
 ENGINE = "copy engine 0"
 COLLECTIVES = (
-    "all_gather", "reduce_scatter", "all_reduce", "moe_route", "ep_dispatch", "ep_combine",
+    "all_gather", "reduce_scatter", "all_reduce", "moe_route", "ep_route", "ep_dispatch",
+    "ep_combine",
 )  # fmt: skip
 ATTENTION = ("attention", "ag_attention")
 # It yields the keys that must be there before it goes on; its value is the time at its end.
@@ -311,9 +312,10 @@ class _Times(PlanAt):
         is_fed = any(do.kind == "all_gather" for do in step.body)
         product = next(do for do in step.body if do.kind == "grouped_matmul")
         _, weights, table = product.operands
-        m, top_k, _ = self.extents(table, rank)
+        m, top_k, all_experts = self.extents(table, rank)
         experts, k, n = self.extents(weights, rank)
-        sizes = (m * top_k, n, k, experts, self.itemsize(weights))
+        slots = m * top_k * experts // max(1, all_experts)
+        sizes = (slots, n, k, experts, self.itemsize(weights))
         each = grouped_us(*sizes, self.machine) / self.num_ranks
         if is_fed:
             (channel,) = step.announces

@@ -35,6 +35,7 @@ from weft.ir.device import (
     scales_of,
 )
 from weft.ir.kinds import GATHERED
+from weft.ir.shapes import ROUTERS
 from weft.ir.task import INSIDE, LL, Program, Task
 from weft.ir.tensor import Type
 from weft.tiles.gemm import BLOCK_K
@@ -116,7 +117,7 @@ def _height(program: Program, task: Task) -> int:
 
     Raises  ConfigError: kernels whose tiles differ
     """
-    if task.kind != "moe_route":
+    if task.kind not in ROUTERS:
         return 0
     chiefs = {program.chief(one.kernel).name for one in program.users(task.name)
               if one.kernel and one.kind != "scatter_rows"}  # fmt: skip

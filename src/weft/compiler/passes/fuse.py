@@ -21,7 +21,7 @@ from dataclasses import replace
 
 from weft.ir.choice import Choice
 from weft.ir.kinds import ELEMENTWISE, KINDS, OF_ONE_WIDTH
-from weft.ir.shapes import ACTIVATIONS, GATED
+from weft.ir.shapes import ACTIVATIONS, GATED, ROUTERS
 from weft.ir.task import ENGINES, Program, Task, cycle_of
 from weft.ir.tensor import Replicate
 
@@ -221,7 +221,7 @@ def _left(program: Program) -> Iterator[Choice]:
 
 def _reason(program: Program, task: Task) -> str:
     users, source = program.users(task.name), program.task(task.operands[0])
-    if task.kind == "moe_route":
+    if task.kind in ROUTERS:
         return "its tables are for whoever works by them"
     if task.kind not in ENGINES:
         return f"no kernel is generated for {task.kind}"

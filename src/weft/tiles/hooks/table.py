@@ -182,14 +182,15 @@ def choices(products, slot_of, weight_of, top_k, parts, at):
 @triton.jit
 def add_choices(rows, n, num_rows, tile_m: tl.constexpr, tile_n: tl.constexpr):
     """Those sums in fp32, the first choice's row first, then the second's, ..; 0 outside of
-    num_rows rows and n columns. rows: Choices"""
+    num_rows rows and n columns. A choice without a slot adds nothing. rows: Choices"""
     i, j = tl.arange(0, tile_m), tl.arange(0, tile_n)
     entry = (rows.first + i).to(tl.int64) * rows.top_k
     total = tl.zeros((tile_m, tile_n), tl.float32)
     for first in range(0, rows.top_k, AT_ONCE):
         for each in tl.static_range(AT_ONCE):
             here = (i < num_rows) & (first + each < rows.top_k)
-            slot = tl.load(rows.slot_of + entry + first + each, mask=here, other=0)
+            slot = tl.load(rows.slot_of + entry + first + each, mask=here, other=-1)
+            here = slot >= 0  # it is not where an expert is another rank's
             weight = tl.load(rows.weight_of + slot, mask=here, other=0.0)
             there = rows.source + slot.to(tl.int64)[:, None] * n + j[None, :]
             row = tl.load(there, mask=here[:, None] & (j < n)[None, :], other=0.0)
