@@ -53,7 +53,9 @@ def same_state(layer: nn.Module, ordinary: nn.Module, world: Any) -> None:
     found, wanted = layer.state_dict(), ordinary.state_dict()
     assert set(found) == set(wanted)
     for name, whole in wanted.items():
-        if name.endswith("gate_up_proj"):  # both halves are spread
+        if name.endswith("gate_up_proj") and len(whole) == len(
+            found[name]
+        ):  # both halves are spread
             halves = [one.chunk(world.num_ranks, 1)[world.rank] for one in whole.chunk(2, 1)]
             whole = torch.cat(halves, 1)
         for dim, size in enumerate(whole.shape):

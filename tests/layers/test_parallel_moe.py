@@ -28,6 +28,17 @@ def test_as_the_ordinary_module(ranks, num_ranks, make, shape, split):
     check(ranks, num_ranks, make, ParallelMoE.from_module, shape, split)
 
 
+@pytest.mark.parametrize(
+    ("num_ranks", "make", "shape", "split"),
+    [(2, MoE, (2, 3, HIDDEN), True), (4, MoE, (2, 3, HIDDEN), False),
+     (2, partial(MoE, norm=False), (7, HIDDEN), True), (4, MoE, (1, HIDDEN), True),
+     (2, MoE, (0, HIDDEN), True)],
+)  # fmt: skip
+def test_of_whole_experts_as_the_ordinary_module(ranks, num_ranks, make, shape, split):
+    style = partial(ParallelMoE.from_module, split_experts=True)
+    check(ranks, num_ranks, make, style, shape, split)
+
+
 def deepseek_v3(groups: int = 4, taken: int = 2) -> nn.Module:
     """transformers' own: sigmoids, a bias for the choice, groups of experts, one that all share."""
     sizes = {"hidden_size": HIDDEN, "moe_intermediate_size": 6, "num_experts_per_tok": 3}
@@ -75,6 +86,8 @@ def test_mistakes_say_values_place_and_remedy(ranks):
         with weft.init() as world:
             with pytest.raises(weft.ShapeError, match="ParallelMoE: inner=6 over 4 ranks"):
                 ParallelMoE.from_module(MoE(), world)
+            with pytest.raises(weft.ShapeError, match="ParallelMoE: experts=6 over 4 ranks"):
+                ParallelMoE.from_module(MoE(experts=6), world, split_experts=True)
             with pytest.raises(weft.UsageError, match="Linear has none of gate, router"):
                 ParallelMoE.from_module(nn.Linear(2, 2), world)
             other = MoE()

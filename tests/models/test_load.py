@@ -75,6 +75,22 @@ def test_as_transformers_loads_it(ranks, tiny, tmp_path, kind, num_ranks):
     ranks(main, num_ranks)
 
 
+@pytest.mark.parametrize(("kind", "split_from"), [("qwen3_moe", 0), ("mixtral", float("inf"))])
+def test_whole_experts(ranks, tiny, tmp_path, kind, split_from):
+    """Of a checkpoint that has them one by one, a rank reads its own alone."""
+    wanted = ordinary(tiny(kind))(ids := torch.arange(6)[None]).logits
+
+    def main():
+        with weft.init() as world, torch.no_grad():
+            model = models.load(tiny(kind), world, split_experts=True, split_from=split_from)
+            experts = model.model.layers[0].mlp.experts["down_proj"]
+            assert len(experts) == model.config.num_local_experts // 2
+            got = model(ids, use_cache=False).logits
+            torch.testing.assert_close(got, wanted, rtol=1e-4, atol=1e-4)
+
+    ranks(main, 2)
+
+
 @pytest.mark.parametrize("kind", ["Qwen2", "Mistral"])
 def test_models_that_nobody_makes_tiny(ranks, tmp_path, kind):
     """Biases of queries, keys and values; a vocabulary that ranks do not divide."""

@@ -1,10 +1,11 @@
-"""A mixture of experts, each of whose inner columns are spread over the ranks.
+"""A mixture of experts that is spread over the ranks: each expert's inner columns, or experts.
 
     y[t] = sum over the top_k experts e of t of  weight[t, e] * mlp_e(x[t])
            + what an expert that all tokens share makes of x[t], times the sigmoid of its gate
 
 Own tokens are routed (moe_route), gathered beneath the product up (ag_moe), and summed on their
-own ranks beneath the product down (moe_rs).
+own ranks behind the product down (moe_rs). Of whole experts each rank multiplies the rows that are
+its own experts' alone, by tables of these.
 """
 
 from __future__ import annotations
@@ -38,16 +39,17 @@ class ParallelMoE(nn.Module):
     renormalise: the weights of the experts that a token takes sum up to 1 (times scoring.scale).
     scoring: all that weft.ops.moe_route knows of a router, instead. A router that rates by sigmoids
     computes in fp32, and has a bias for its choice alone. `shared`: inner columns of an expert that
-    all tokens share
+    all tokens share. split_experts: a rank has its part of the experts, whole ones, and not a part
+    of each one's inner columns
 
     Shapes  x, the result: [.., hidden], as activations lie
-    Raises  ShapeError: ranks that do not divide `inner`
+    Raises  ShapeError: ranks that do not divide `inner`, or of whole experts `experts`
     """
 
     def __init__(
         self, hidden: int, inner: int, experts: int, top_k: int, world: World, *,
         renormalise: bool = True, scoring: Scoring | None = None, shared: int = 0,
-        act: Callable[[Tensor], Tensor] = functional.silu,
+        split_experts: bool = False, act: Callable[[Tensor], Tensor] = functional.silu,
         activations: Activations | None = None, **options: Any,
     ) -> None:  # fmt: skip
         super().__init__()
@@ -55,7 +57,12 @@ class ParallelMoE(nn.Module):
         self.hidden, self.inner, self.top_k = hidden, inner, top_k
         self.scoring = scoring or Scoring(renormalise=renormalise)
         self.act, options = act, {"device": world.device, **options}
-        own = check_divides(type(self).__name__, "inner", inner, world)
+        self.split_experts, name = split_experts, type(self).__name__
+        stacked, own = experts, inner
+        if split_experts:
+            stacked = check_divides(name, "experts", experts, world)
+        else:
+            own = check_divides(name, "inner", inner, world)
 
         def drawn(*shape: int) -> Tensor:
             return torch.randn(shape, **options) * shape[-1] ** -0.5
@@ -63,7 +70,7 @@ class ParallelMoE(nn.Module):
         self.gate = nn.ParameterDict({"weight": drawn(experts, hidden)})
         if self.scoring.score == "sigmoid":
             self.gate.register_buffer(BIAS, torch.zeros(experts, device=options["device"]))
-        up, down = drawn(experts, 2 * own, hidden), drawn(experts, hidden, own)
+        up, down = drawn(stacked, 2 * own, hidden), drawn(stacked, hidden, own)
         self.experts = nn.ParameterDict({"gate_up_proj": up, "down_proj": down})
         self._shared_name, self._has_gate = "", False
         if shared:
@@ -73,8 +80,9 @@ class ParallelMoE(nn.Module):
 
     @classmethod
     def from_module(
-        cls, module: nn.Module, world: World, activations: Activations | None = None
-    ) -> ParallelMoE:
+        cls, module: nn.Module, world: World, activations: Activations | None = None, *,
+        split_experts: bool = False,
+    ) -> ParallelMoE:  # fmt: skip
         """Of a module with `gate`, a router, and `experts`: a list of gated MLPs, or stacked, as
         gate_up_proj [experts, 2 * inner, hidden] and down_proj [experts, hidden, inner]."""
         name = cls.__name__
@@ -88,16 +96,17 @@ class ParallelMoE(nn.Module):
         count, hidden, inner = down.shape
         made = cls(
             hidden, inner, count, _said(module, "top_k", "num_experts_per_tok"), world,
-            scoring=_scoring_of(module, gate), activations=activations,
+            scoring=_scoring_of(module, gate), activations=activations, split_experts=split_experts,
             act=one_of(name, experts if hasattr(experts, "act_fn") else experts[0], *ACTIVATIONS),
             device="meta",
         )  # fmt: skip
-        parts = [shard_of(one, 1, world) for one in whole(gate_up.detach()).chunk(2, 1)]
+        dims = (0, 0) if split_experts else (1, 2)
+        parts = [shard_of(one, dims[0], world) for one in whole(gate_up.detach()).chunk(2, 1)]
         made.gate["weight"] = like(shard_of(gate.weight, None, world), gate.weight)
         if made.scoring.score == "sigmoid":
             made.gate.register_buffer(BIAS, getattr(gate, BIAS).detach().float().clone())
         made.experts["gate_up_proj"] = like(torch.cat(parts, 1), gate_up)
-        made.experts["down_proj"] = like(shard_of(down, 2, world), down)
+        made.experts["down_proj"] = like(shard_of(down, dims[1], world), down)
         made._share_as(module, world)
         return made
 
@@ -119,7 +128,8 @@ class ParallelMoE(nn.Module):
                 self._share(expert, name, gate)
 
     def extra_repr(self) -> str:
-        return f"{self.hidden}, own part of {self.inner}, top_k={self.top_k}"
+        part = "own of the experts" if self.split_experts else f"own part of {self.inner}"
+        return f"{self.hidden}, {part}, top_k={self.top_k}"
 
     def forward(self, x: Tensor) -> Tensor:
         lie, world = self.activations, self.world
@@ -144,7 +154,8 @@ class ParallelMoE(nn.Module):
         tile_m = min(MOST_SLOTS, max(FEWEST_SLOTS, 1 << max(0, each - 1).bit_length()))
         routing = moe_route(
             logits, self.top_k, world=world, m=m, tile_m=tile_m,
-            bias=getattr(self.gate, BIAS) if is_wide else None, **scoring._asdict(),
+            bias=getattr(self.gate, BIAS) if is_wide else None, split_experts=self.split_experts,
+            **scoring._asdict(),
         )  # fmt: skip
         up = ag_moe(rows, experts["gate_up_proj"].transpose(1, 2), routing, world=world)
         gate, up = up.chunk(2, dim=-1)

@@ -30,8 +30,8 @@ CACHES = ("cache", "past_key_values")
 OF_CACHES = ("get_seq_length", "attend")  # what theirs and ours have
 
 
-def plan_of(model: nn.Module) -> dict[str, Any]:
-    """The plan of a model by its configuration's type.
+def plan_of(model: nn.Module, split_experts: bool = False) -> dict[str, Any]:
+    """The plan of a model by its configuration's type; `split_experts` as ParallelMoE takes it.
 
     Raises  UsageError: a model of another type, or without a configuration
     """
@@ -48,7 +48,7 @@ def plan_of(model: nn.Module) -> dict[str, Any]:
         f"{inner}layers.*.input_layernorm": ParallelNorm,
         f"{inner}layers.*.post_attention_layernorm": ParallelNorm,
         f"{inner}layers.*.self_attn": Attention,
-        f"{inner}layers.*.mlp": feed_forward,
+        f"{inner}layers.*.mlp": partial(feed_forward, split_experts=split_experts),
         f"{inner}layers.0": enters,
         f"{inner}norm": (ParallelNorm, leaves),
     }
@@ -66,10 +66,13 @@ def alike(style: Any) -> Any:
     return lambda module, world, _: style.from_module(module, world)
 
 
-def feed_forward(module: nn.Module, world: World, activations: Activations) -> nn.Module:
+def feed_forward(
+    module: nn.Module, world: World, activations: Activations, *, split_experts: bool = False
+) -> nn.Module:
     """Experts where a module has them."""
-    style = ParallelMoE if hasattr(module, "experts") else ParallelMLP
-    return style.from_module(module, world, activations)
+    if not hasattr(module, "experts"):
+        return ParallelMLP.from_module(module, world, activations)
+    return ParallelMoE.from_module(module, world, activations, split_experts=split_experts)
 
 
 def enters(module: nn.Module, _: World, activations: Activations) -> nn.Module:

@@ -37,14 +37,14 @@ LISTED = 20
 
 def load(
     folder: str | Path, world: World, *, dtype: torch.dtype | None = None,
-    split_from: float | None = None, random: bool = False,
+    split_from: float | None = None, split_experts: bool = False, random: bool = False,
 ) -> Any:  # fmt: skip
     """The causal language model in `folder`, this rank's part, on the world's device. Collective.
 
     It is transformers' own model, made parallel by its plan: called and configured as it is.
 
     dtype       of the weights, by default the configuration's
-    split_from  as `weft.parallelize` takes it
+    split_from, split_experts  as `weft.parallelize` takes them
     random      only config.json is read, and weights are drawn: the same on any number of ranks
                 whose devices are of one kind
     Raises      UsageError: a folder without these files, a model of a type that has no plan, or all
@@ -54,7 +54,7 @@ def load(
     model = _ordinary(Path(folder), dtype)
     whole = {name: tuple(one.shape) for name, one in model.state_dict().items()}
     ties = [set(names) for names in ties_of(model)]
-    parallelize(model, world, split_from=split_from)
+    parallelize(model, world, split_from=split_from, split_experts=split_experts)
     _materialise(model, world.device)
     own = model.state_dict()
     if random:
@@ -164,11 +164,23 @@ def _by_expert(name: str, own: Tensor, whole: Sequence[int], world: World) -> li
         names = (gate, up) if kind == "gate_up_proj" else (down,)
         sizes = (rows // len(names), columns)
         found.append([
-            _part(f"{prefix}.{e}.{one}.weight", part[e], sizes, world)
+            _of_expert(f"{prefix}.{e}.{one}.weight", part, e, whole[0], sizes, world)
             for one, part in zip(names, own.chunk(len(names), 1))
             for e in range(whole[0])
         ])  # fmt: skip
     return found
+
+
+def _of_expert(
+    name: str, own: Tensor, expert: int, experts: int, sizes: Sequence[int], world: World
+) -> Part:
+    """One of them in what a rank has of all, parts or whole ones: nothing if it is another's."""
+    first = 0
+    if len(own) != experts:
+        first, _ = part_of(experts, world.rank, world.num_ranks)
+    if 0 <= expert - first < len(own):
+        return _part(name, own[expert - first], sizes, world)
+    return Part(name, tuple(sizes), (slice(0), slice(None)), own.new_empty(0, sizes[1]))
 
 
 def _ways(name: str, own: Tensor, whole: Sequence[int], world: World) -> Iterator[list[Part]]:
