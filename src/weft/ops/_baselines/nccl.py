@@ -296,9 +296,16 @@ class GatherThenExperts(Way):
 
     def __init__(self, case: Case, inputs: Any, other: Any = None) -> None:
         super().__init__(case, inputs)
-        self.routing = Routing.of(inputs, self.problem.tile_m)
+        self.routing = Routing.of(inputs, self.problem.tile_m, self.problem.split_experts)
         self.x = padded(case, inputs["x"])
         self.gathered = self.rows(self.problem.rows * self.problem.num_ranks, self.problem.k)
+
+    def check(self) -> None:
+        if self.problem.split_experts:
+            raise UnsupportedError(
+                "torch's grouped product leaves rows behind the last slot undefined: it has no "
+                "answer to check with split_experts"
+            )
 
     def move(self) -> None:
         dist.all_gather_into_tensor(self.gathered, self.x, group=self.case.group)
@@ -313,7 +320,7 @@ class ExpertsThenReduce(MultiplyThenReduce):
 
     def __init__(self, case: Case, inputs: Any, other: Any = None) -> None:
         super().__init__(case, inputs, other)
-        self.routing = Routing.of(inputs, self.problem.tile_m)
+        self.routing = Routing.of(inputs, self.problem.tile_m, self.problem.split_experts)
         self.sums = other.sums if other else as_one_kernel(experts.scatter_rows, inputs["x"])
 
     def multiply(self) -> torch.Tensor:
