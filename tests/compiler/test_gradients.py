@@ -142,8 +142,10 @@ def test_without_sequence_parallelism(ranks):
 
 
 def test_experts(ranks):
-    """Split along columns, or given to ranks; routed within, tokens read twice, residuals."""
-    cases = [(random_experts(seed, 2), {"m": 5 + seed}, seed, "unfused") for seed in (0, 1, 3, 7)]
+    """Split along columns, or given to ranks, to which tokens are sent or not; routed within,
+    tokens read twice, residuals."""
+    seeds = (0, 1, 2, 3, 7, 12)
+    cases = [(random_experts(seed, 2), {"m": 5 + seed}, seed, "unfused") for seed in seeds]
     on_ranks(ranks, 2, cases)
 
 

@@ -209,9 +209,12 @@ def cut_tiles(
 
 
 def gather_rows(x: torch.Tensor, routing: Routing) -> torch.Tensor:
-    """A row for each slot: its token's. Of own experts, some row behind the last slot."""
+    """A row for each slot: its token's. Of own experts, zeros behind the last slot."""
     token_of = routing.tables.token_of
-    return x.index_select(0, token_of.clamp(min=0) if routing.split_experts else token_of)
+    if not routing.split_experts:
+        return x.index_select(0, token_of)
+    # Masked, so that what comes back for rows that nobody has goes nowhere.
+    return x.index_select(0, token_of.clamp(min=0)).masked_fill(token_of[:, None] < 0, 0)
 
 
 def scatter_rows(y: torch.Tensor, routing: Routing) -> torch.Tensor:
@@ -221,9 +224,10 @@ def scatter_rows(y: torch.Tensor, routing: Routing) -> torch.Tensor:
     for j in range(slots.shape[1]):
         slot = slots[:, j].clamp(min=0) if routing.split_experts else slots[:, j]
         weight = routing.tables.weight_of.index_select(0, slot)
-        share = y.index_select(0, slot).float() * weight[:, None]
+        row = y.index_select(0, slot).float()
         if routing.split_experts:  # not times zero: what is not there may be no number
-            share = torch.where(slots[:, j, None] >= 0, share, 0.0)
+            row = row.masked_fill(slots[:, j, None] < 0, 0.0)
+        share = row * weight[:, None]
         sums = share if sums is None else sums + share
     assert sums is not None
     return sums.to(y.dtype)
