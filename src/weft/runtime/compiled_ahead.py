@@ -21,7 +21,6 @@ Limits  CUDA; no descriptors among the arguments (a TMA descriptor is made by Tr
 from __future__ import annotations
 
 import ctypes
-import hashlib
 import json
 import math
 import operator
@@ -31,6 +30,7 @@ from numbers import Real
 from pathlib import Path
 from typing import Any
 
+from weft.base import artefacts
 from weft.base.errors import DtypeError, ShapeError, UnsupportedError, UsageError
 from weft.base.records import PLAN_FORMAT, KernelRecord, plain, plan_digest
 from weft.base.whole_numbers import whole_number
@@ -258,7 +258,7 @@ def load(folder: str | Path, target: str) -> dict[str, CompiledKernel]:
         )
     kernels = plan.get("kernels")
     if plan.get("sha256") != plan_digest(kernels):
-        raise _damaged(path, "its kernels are not those that its sha256 is of")
+        raise artefacts.damaged(path, "its kernels are not those that its sha256 is of")
     entries = [entry for entry in kernels if entry["target"] == target]
     if not entries:
         there = ", ".join(sorted({entry["target"] for entry in kernels})) or "none"
@@ -278,27 +278,6 @@ def _kernel(entry: Mapping[str, Any], path: Path) -> CompiledKernel:
     record = KernelRecord(**entry["record"])
     return CompiledKernel(
         name, entry["target"], entry["function"], entry["num_warps"], entry["shared_bytes"],
-        entry["cooperative"], record, _code(entry, path),
+        entry["cooperative"], record,
+        artefacts.read_file(path.parent, {"file": entry["binary"], "sha256": entry["sha256"]}),
     )  # fmt: skip
-
-
-def _code(entry: Mapping[str, Any], path: Path) -> bytes:
-    """The binary that the plan was written with, which lies beside it."""
-    file = entry["binary"]
-    try:
-        code = (path.parent / file).read_bytes()
-    except OSError as error:
-        raise _damaged(path, f"the binary of {entry['name']} cannot be read: {error}") from error
-    if (found := hashlib.sha256(code).hexdigest()) != entry["sha256"]:
-        raise _damaged(
-            path, f"{file} of {len(code)} bytes is another binary than it was written with: its "
-            f"sha256 is {found}, not {entry['sha256']}"
-        )  # fmt: skip
-    return code
-
-
-def _damaged(path: Path, why: str) -> UsageError:
-    return UsageError(
-        f"{path}: {why}; the folder is damaged or was changed: write it anew by "
-        f"`weft compile .. -o {path.parent}`"
-    )
