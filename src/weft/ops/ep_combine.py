@@ -127,7 +127,7 @@ def _combine(
 
 def _rows(world: Any, problem: Problem, config: Config, y: Any, out: Any, tables: Tables) -> Start:
     shared, signals = expert_parallel.memory_of(
-        problem, config, "shares_ready", shares=problem.row_bytes
+        problem, config, "shares_ready", shares=problem.num_tokens * problem.row_bytes
     )
     slot = world.workspace("ep_combine", signals=signals, shared=shared)
     shares = slot.shares.view(problem.torch_dtype)
