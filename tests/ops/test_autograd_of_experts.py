@@ -80,8 +80,8 @@ def test_a_layer_of_experts(ranks, num_ranks, m, is_nk, renormalise, down_to):
     ranks(main, num_ranks)
 
 
-@pytest.mark.parametrize("num_ranks", [2, 3])
-def test_tokens_on_their_experts_ranks(ranks, num_ranks):
+@pytest.mark.parametrize(("num_ranks", "by_choice"), [(2, False), (3, False), (3, True)])
+def test_tokens_on_their_experts_ranks(ranks, num_ranks, by_choice):
     """Of rows, of choices' weights, and of what experts have; behind the last slot is nothing."""
     m, experts = 7, 5
     generator = torch.Generator().manual_seed(3)
@@ -110,7 +110,8 @@ def test_tokens_on_their_experts_ranks(ranks, num_ranks):
             assert not sent[len(experts_of) :].any()
             factor = torch.zeros_like(sent)
             factor[: len(experts_of)] = mine[experts_of]
-            out = ops.ep_combine(torch.tanh(sent * factor), handle, world=world)
+            made = torch.tanh(sent * factor)
+            out = ops.ep_combine(made, handle, world=world, by_choice=by_choice)
             (out * own(given)).sum().backward()
             everyones = ops.all_reduce(mine.grad, world=world)
             for got, want in (

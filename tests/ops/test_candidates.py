@@ -32,6 +32,7 @@ SIZES = {
     "sequences": (0, 1, 5),
     "causal": (0, 1),
     "variable": (0, 1),
+    "by_choice": (0, 1),
     # Not every card has these.
     "tile_m": (16, 64, 128),
     "scale_bytes": (0, 12, 224),

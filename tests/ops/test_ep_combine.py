@@ -10,6 +10,7 @@ import torch
 import weft
 from weft.base.errors import CapacityError, ShapeError
 from weft.base.target import TARGETS
+from weft.compiler.experts import Routing, Tables, scatter_rows
 from weft.language import triton_api
 from weft.ops.ep_combine import Config, Problem, ep_combine, op
 from weft.ops.ep_dispatch import ep_dispatch
@@ -18,6 +19,7 @@ from weft.verify import compiled
 
 ELSEWHERE = ("cuda:100", "hip:gfx942")
 SMALL = Config(channels=3, block=32, tokens=2, batch=4)
+WAYS = (SMALL, Config(transport="unfused", channels=2))
 
 
 def call_once(ranks, problem, config=SMALL, **options):
@@ -33,11 +35,12 @@ def call_once(ranks, problem, config=SMALL, **options):
     return ranks(main, problem.num_ranks, **options)
 
 
+@pytest.mark.parametrize("by_choice", [False, True])
 @pytest.mark.parametrize(
     ("dtype", "weighted"), [("float16", True), ("bfloat16", False), ("float32", True)]
 )
-def test_sums_are_the_references_bit_by_bit(ranks, dtype, weighted):
-    sizes = {"experts": 6, "top_k": 4, "tile_m": 4, "weighted": weighted}
+def test_sums_are_the_references_bit_by_bit(ranks, dtype, weighted, by_choice):
+    sizes = {"experts": 6, "top_k": 4, "tile_m": 4, "weighted": weighted, "by_choice": by_choice}
     call_once(ranks, Problem(9, 40, 2, dtype, **sizes))
 
 
@@ -46,13 +49,17 @@ def test_sums_are_the_references_bit_by_bit(ranks, dtype, weighted):
     [(4, 9, 7, 5, 3), (4, 1, 16, 2, 1), (3, 5, 24, 2, 2), (1, 6, 16, 3, 3), (2, 0, 16, 2, 1)],
 )
 def test_awkward_sizes(ranks, num_ranks, m, n, experts, top_k):
-    call_once(ranks, Problem(m, n, num_ranks, "float32", experts=experts, top_k=top_k))
+    problem = Problem(m, n, num_ranks, "float32", experts=experts, top_k=top_k)
+    call_once(ranks, problem)
+    call_once(ranks, replace(problem, by_choice=True))
 
 
+@pytest.mark.parametrize("by_choice", [False, True])
 @pytest.mark.parametrize("nodes", [(3,), pytest.param((2, 1), marks=pytest.mark.slow)], ids=str)
-def test_called_in_turns_recorded_and_replayed_on_one_slot(ranks, nodes, monkeypatch):
+def test_called_in_turns_recorded_and_replayed_on_one_slot(ranks, nodes, by_choice, monkeypatch):
     monkeypatch.setenv("WEFT_SLOTS", "1")
-    problem = Problem(17, 10, 3, "float32", nodes, experts=5, top_k=2, tile_m=4)
+    sizes = {"experts": 5, "top_k": 2, "tile_m": 4, "by_choice": by_choice}
+    problem = Problem(17, 10, 3, "float32", nodes, **sizes)
     inputs = [[op.make_inputs(problem, rank, seed) for rank in range(3)] for seed in range(2)]
     expected = [op.reference(problem, one) for one in inputs]
     other = replace(problem, m=30, n=5, top_k=3, capacity=-1)
@@ -69,10 +76,58 @@ def test_called_in_turns_recorded_and_replayed_on_one_slot(ranks, nodes, monkeyp
             out.fill_(torch.nan)
             recording.replay()
             assert torch.equal(out.clone(), wanted[world.rank])
-            op.run(world, other, op.make_inputs(other, world.rank), SMALL)
+            for one in (other, replace(other, by_choice=True)):
+                op.run(world, one, op.make_inputs(one, world.rank), SMALL)
         world.close()
 
     ranks(main, 3, nodes=nodes)
+
+
+def rows_of_slots(handle, made, starts, first):
+    """y of a rank whose experts begin at `first`: what each has made of its tokens, NaN where no
+    token is."""
+    tables, rows = handle.tables, handle.problem.rows
+    counts = tables.counts.sum(0)
+    experts = first + torch.arange(len(counts)).repeat_interleave(counts)
+    places = tables.token_of[: len(experts)].long()
+    tokens = torch.tensor(starts)[places // rows] + places % rows
+    y = torch.full((len(tables.token_of), made.shape[2]), torch.nan, dtype=made.dtype)
+    y[: len(experts)] = made[tokens, experts]
+    return y
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("top_k", [1, 3])
+@pytest.mark.parametrize("counts", [(11,), (4, 7), (0, 5, 6), (3, 0, 6, 2)], ids=len)
+def test_by_choice_bits_are_those_of_one_rank(ranks, counts, top_k, weighted):
+    """Whatever the number of ranks: as scatter_rows adds up all tokens' choices in one place."""
+    m, n, experts = sum(counts), 40, 5
+    generator = torch.Generator().manual_seed(top_k)
+    weights = torch.rand(m, top_k, generator=generator)
+    ids = torch.rand(m, experts, generator=generator).topk(top_k).indices.int()
+    ids[2, -1] = ids[9, 0] = ids[5] = -1
+    made = torch.randn(m, experts, n, generator=generator).bfloat16()
+    made[4] = -0.0  # it keeps its sign
+    chosen = made[torch.arange(m)[:, None], ids.long()].masked_fill((ids < 0)[..., None], 0)
+    shares = weights.masked_fill(ids < 0, 0).flatten() if weighted else torch.ones(m * top_k)
+    places = torch.arange(m * top_k).view(m, top_k)
+    routing = Routing(Tables(*[None] * 9)._replace(slot_of=places, weight_of=shares), 0)
+    wanted = scatter_rows(chosen.flatten(0, 1), routing)
+    starts = [sum(counts[:rank]) for rank in range(len(counts))]
+
+    def main():
+        world = weft.init()
+        mine = slice(starts[world.rank], starts[world.rank] + counts[world.rank])
+        asked = (torch.zeros(counts[world.rank], 1), ids[mine], weights[mine], experts)
+        _, handle = ep_dispatch(*asked, world=world, max_tokens=max(counts), tile_m=4)
+        y = rows_of_slots(handle, made, starts, handle.problem.first_expert(world.rank))
+        for config in WAYS:
+            asked = {"weighted": weighted, "by_choice": True, "config": config}
+            out = ep_combine(y, handle, world=world, **asked)
+            world.synchronize()
+            assert torch.equal(out.view(torch.int16), wanted[mine].view(torch.int16)), config
+
+    ranks(main, len(counts))
 
 
 def layer(x, ids, weights, up, down):
@@ -159,10 +214,16 @@ def test_what_did_not_fit_counts_as_nothing(ranks):
         there, handle = ep_dispatch(x, ids, torch.ones(4, 1), 4, world=world, **sizes)
         with pytest.raises(CapacityError, match="rank 0 gets 8 rows .* capacity=5"):
             world.synchronize()
-        return ep_combine(there, handle, world=world)[:, 0].tolist()
+        y = torch.ones(there.shape)
+        ways = [(by_choice, config) for by_choice in (False, True) for config in WAYS]
+        outs = [
+            ep_combine(y, handle, world=world, by_choice=by_choice, config=config)
+            for by_choice, config in ways
+        ]
+        return [out[:, 0].tolist() for out in outs]
 
     # Expert 0 has room for all four rows, expert 1 for the first.
-    assert ranks(main, 2) == [[1, 1, 0, 1], [1, 0, 0, 1]]
+    assert ranks(main, 2) == [4 * [[1, 1, 0, 1]], 4 * [[1, 0, 0, 1]]]
 
 
 def test_what_does_not_fit(ranks):
@@ -184,8 +245,10 @@ def test_what_does_not_fit(ranks):
     "target",
     ["cuda:90", *(pytest.param(one, marks=pytest.mark.slow) for one in ELSEWHERE)],
 )
-def test_compiles_and_keeps_its_waits(target):
-    problem = Problem(4096, 7168, 4, "bfloat16", experts=256, top_k=8)
+@pytest.mark.parametrize("by_choice", [False, True])
+def test_compiles_and_keeps_its_waits(target, by_choice):
+    sizes = {"experts": 256, "top_k": 8, "by_choice": by_choice}
+    problem = Problem(4096, 7168, 4, "bfloat16", **sizes)
     few = replace(problem, m=128)
     for fn, record in (x for p in (problem, few) for x in op.kernels(p, None, TARGETS[target])):
         binary = triton_api.compile_kernel(fn, record, TARGETS[target])
@@ -195,3 +258,5 @@ def test_compiles_and_keeps_its_waits(target):
             ptx = binary.asm["ptx"]
             assert "st.local" not in ptx
             assert "ld.global.v4" in ptx and "st.global.v4" in ptx
+            # Products are rounded before they are added, as on one rank.
+            assert not (by_choice and "fma." in ptx)

@@ -14,12 +14,17 @@ Plan: one kernel on each rank, in channels (weft.tiles.experts)
     collect  when all ranks' words of this channel are here: own tokens' shares -> out
 A share lies where its rank and its token's number say.
 
+by_choice: nothing is added up on the way. A share is one choice's row as it is, and lies where its
+token's and its choice's numbers say; `collect` weighs and adds up in the order of choices. So bits
+are those of one rank that has all experts, whatever the number of ranks.
+
 Signals (SET to the call's epoch e; each is waited for in the call that sets it)
     shares_ready[src * channels + l]  what channel l of rank src has for this rank is here. By src
     slot_free, epoch, ticket       the slot's; the last program moves them
 Ranks without tokens signal too.
 
-Limits  y is contiguous; `shares` has room for a row of each rank for each own token
+Limits  y is contiguous; `shares` has room for a row of each rank for each own token, or by_choice
+        of each choice
 Source  the design's section 4; DeepEP's combine for the idea
 """
 
@@ -54,6 +59,8 @@ from weft.tiles import experts
 
 def reference(problem: Problem, inputs: Sequence[Mapping[str, Any]]) -> list[torch.Tensor]:
     """All ranks at once: shares of each rank in the order of its slots, then of ranks, in fp32."""
+    if problem.by_choice:
+        return [_in_order(problem, rank, inputs) for rank in range(problem.num_ranks)]
     sums = torch.zeros(problem.num_tokens, problem.n)
     for one in inputs:
         share, first = torch.zeros(problem.num_tokens, problem.n), 0
@@ -69,13 +76,35 @@ def reference(problem: Problem, inputs: Sequence[Mapping[str, Any]]) -> list[tor
     return [out.to(problem.torch_dtype) for out in outs]
 
 
+def _in_order(problem: Problem, rank: int, inputs: Sequence[Mapping[str, Any]]) -> torch.Tensor:
+    """Sums of one rank's tokens over their choices, in the order of these, in fp32."""
+    ids, weights = inputs[rank]["ids"], inputs[rank]["weights"]
+    mine = slice(rank * problem.rows, rank * problem.rows + len(ids))
+    rows = torch.zeros(*ids.shape, problem.n)
+    for one in inputs:
+        slots = one["slot_of"][mine]
+        here = (slots >= 0) & (slots < problem.capacity)
+        rows[here] = one["y"][slots[here].long()].float()
+    if problem.weighted:
+        rows = rows * weights.where(ids >= 0, 0.0)[..., None]
+    return sum(rows[:, 1:].unbind(1), rows[:, 0]).to(problem.torch_dtype)
+
+
 @dataclass(frozen=True)
 class Problem(expert_parallel.Problem):
-    """Results of n elements for the tokens of a dispatch; sums of them, or of them `weighted`."""
+    """Results of n elements for the tokens of a dispatch; sums of them, or of them `weighted`;
+    made of what ranks have added up, or `by_choice`."""
 
     weighted: bool = True
+    by_choice: bool = False
 
     op, sums = "ep_combine", True
+
+    @property
+    def shares_bytes(self) -> int:
+        """Of the shares that come to a rank."""
+        each = self.top_k if self.by_choice else self.num_ranks
+        return each * self.shard_bytes
 
 
 def ep_combine(
@@ -84,6 +113,7 @@ def ep_combine(
     *,
     world: World,
     weighted: bool = True,
+    by_choice: bool = False,
     config: Config | None = None,
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
@@ -91,35 +121,39 @@ def ep_combine(
 
         out[t] = sum over experts e of t, in their order, of  weight(t, e) * y[slot of (t, e)]
 
-    Without weights it carries gradients of ep_dispatch's rows back to their tokens.
+    Without weights it carries gradients of ep_dispatch's rows back to their tokens. by_choice: sums
+    are in the order of choices, the same bits for any number of ranks; a row travels for each
+    choice, not for each rank that has some.
 
     Shapes  y: [capacity, n] by slot, contiguous; what lies behind the last slot is not read;
             handle: ep_dispatch's; out: [own tokens, n]
-    Dtypes  float16, bfloat16 or float32; sums in fp32, each rank's rounded once on its way
+    Dtypes  float16, bfloat16 or float32; sums in fp32, each rank's rounded once on its way;
+            by_choice rounded once in all
     Sync    stream-ordered on the current stream; the host waits for nothing; can be recorded
     Raises  ShapeError, DtypeError, ConfigError: with the values; CallOrderError: ranks that differ
     """
     if operations.is_asked(y, handle.tables.weight_of):
-        call = partial(_combine, y, handle, world, weighted, config)
+        call = partial(_combine, y, handle, world, weighted, by_choice, config)
         return _with_gradients(call, y, handle, weighted, world, out)
-    return _combine(y, handle, world, weighted, config, out)
+    return _combine(y, handle, world, weighted, by_choice, config, out)
 
 
 def _combine(
-    y: torch.Tensor, handle: Handle, world: World, weighted: bool, config: Config | None,
-    out: torch.Tensor | None = None,
+    y: torch.Tensor, handle: Handle, world: World, weighted: bool, by_choice: bool,
+    config: Config | None, out: torch.Tensor | None = None,
 ) -> torch.Tensor:  # fmt: skip
     """The call itself, of which torch sees nothing."""
-    problem = problem_of(world, y, handle, weighted)
+    problem = problem_of(world, y, handle, weighted, by_choice)
     tables, own = handle.tables, handle.tables.ids.shape[0]
     if out is None:
         out = torch.empty((own, problem.n), dtype=y.dtype, device=y.device)
     else:
         check_out("ep_combine", out, (own, problem.n), y.dtype, world)
         increment_version((out,))
-    config = expert_parallel.begin(world, problem, config, f"weighted={weighted}")
+    config = expert_parallel.begin(world, problem, config, f"{weighted=} {by_choice=}")
     if config.transport == UNFUSED and not problem.is_empty:
-        by_libraries.sums_of_slots(world, problem, y, out, tables)
+        add_up = by_libraries.sums_of_choices if by_choice else by_libraries.sums_of_slots
+        add_up(world, problem, y, out, tables)
     elif not problem.is_empty:
         _rows(world, problem, config, y, out, tables).run()
     return out
@@ -127,23 +161,29 @@ def _combine(
 
 def _rows(world: Any, problem: Problem, config: Config, y: Any, out: Any, tables: Tables) -> Start:
     shared, signals = expert_parallel.memory_of(
-        problem, config, "shares_ready", shares=problem.row_bytes
+        problem, config, "shares_ready", shares=problem.shares_bytes
     )
     slot = world.workspace("ep_combine", signals=signals, shared=shared)
     shares = slot.shares.view(problem.torch_dtype)
     # How many elements are read and written together.
     width = width_of(problem.row_bytes, y, out)
     tile = config.extents(problem, elements_in_vector(width, problem.itemsize))
+    weights, options = tables.weight_of, config.options(world.target)
+    if problem.by_choice:
+        # Products are rounded before they are added, as where they are made one by one.
+        weights, options = tables.weights, {**options, "enable_fp_fusion": False}
     return Start(
         experts.ep_combine_rows, (config.grid(problem), 1, 1),
-        (y, out, shares, tables.ids, tables.slot_of, tables.weight_of, slot.shares_ready,
-         slot.arg, problem.n, problem.split(len(out)), tile.as_constexpr(), world.arg,
-         problem.weighted),
-        config.options(world.target),
+        (y, out, shares, tables.ids, tables.slot_of, weights, slot.shares_ready, slot.arg,
+         problem.n, problem.split(len(out)), tile.as_constexpr(), world.arg, problem.weighted,
+         problem.by_choice),
+        options,
     )  # fmt: skip
 
 
-def problem_of(world: World, y: Any, handle: Handle, weighted: bool) -> Problem:
+def problem_of(
+    world: World, y: Any, handle: Handle, weighted: bool, by_choice: bool = False
+) -> Problem:
     """The problem that this rank's tensors are a part of.
 
     Raises  ShapeError, DtypeError: tensors that do not fit together, or the world
@@ -155,7 +195,7 @@ def problem_of(world: World, y: Any, handle: Handle, weighted: bool) -> Problem:
             f"ep_combine: y has {y.shape[0]} rows but the dispatch capacity={there.capacity}; pass "
             "a row for each slot"
         )
-    rest = (there.experts, there.top_k, there.tile_m, there.capacity, weighted)
+    rest = (there.experts, there.top_k, there.tile_m, there.capacity, weighted, by_choice)
     return Problem(there.m, y.shape[1], there.num_ranks, str(y.dtype), there.nodes, *rest)
 
 
@@ -230,8 +270,10 @@ def run(
 ) -> torch.Tensor:
     sizes = {one.name: getattr(problem, one.name) for one in fields(expert_parallel.Problem)}
     handle = Handle(Routing.of(inputs, problem.tile_m).tables, Dispatch(**sizes))
-    weighted = problem.weighted
-    return ep_combine(inputs["y"], handle, world=world, weighted=weighted, config=config)
+    return ep_combine(
+        inputs["y"], handle, world=world, weighted=problem.weighted, by_choice=problem.by_choice,
+        config=config,
+    )  # fmt: skip
 
 
 def fake(problem: Problem, inputs: Mapping[str, Any], rank: int = 0) -> torch.Tensor:
@@ -240,16 +282,21 @@ def fake(problem: Problem, inputs: Mapping[str, Any], rank: int = 0) -> torch.Te
     return torch.empty(shape, dtype=problem.torch_dtype, device="meta")
 
 
+SIZES = {"m": 14, "n": 40, "experts": 5, "top_k": 2}
+CARD = expert_parallel.card(Problem, run, make_inputs, shaped_inputs)
+CARD["default_shape"] = {**CARD["default_shape"], "by_choice": 0}
+
 op = Op(
     name="ep_combine",
     summary="out[own token] = sum over its experts of weight * y[its slot], wherever they are",
     reference=reference,
-    trials=(
-        Trial((3,), {"m": 14, "n": 40, "experts": 5, "top_k": 2}, calls=(0, 1, 2, 0)),
-        Trial((2, 1), {"m": 14, "n": 40, "experts": 5, "top_k": 2}, calls=(0, 1, 2, 0)),
+    trials=tuple(
+        Trial(nodes, {**SIZES, "by_choice": by_choice}, calls=(0, 1, 2, 0))
+        for by_choice in (0, 1)
+        for nodes in ((3,), (2, 1))
     ),
     baselines=_baselines.EP_COMBINE,
     fake=fake,
     backward=("ep_dispatch",),
-    **expert_parallel.card(Problem, run, make_inputs, shaped_inputs),
+    **CARD,
 )

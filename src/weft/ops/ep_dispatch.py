@@ -191,8 +191,9 @@ def _blocks(problem: Problem, config: Config) -> choices.Blocks:
 def _slot_of(world: Any, problem: Problem, config: Config) -> Any:
     """Arrays of both kernels."""
     blocks = _blocks(problem, config)
+    gathered, scales = (problem.num_tokens * x for x in (problem.row_bytes, problem.scale_bytes))
     arrays, words = expert_parallel.memory_of(
-        problem, config, "rows_ready", gathered=problem.row_bytes, scales=problem.scale_bytes
+        problem, config, "rows_ready", gathered=gathered, scales=scales
     )
     buffers, signals = blocks.memory
     buffers = {**buffers, "wrong": ((blocks.count,), torch.int32)}

@@ -6,6 +6,7 @@ what is fused. The host waits for nothing.
 
 from __future__ import annotations
 
+from functools import reduce
 from typing import Any
 
 import torch
@@ -166,3 +167,26 @@ def sums_of_slots(
         share += torch.where(is_own[:, None], one, 0.0)
     sums = provider("collectives").reduce_scatter(share.to(y.dtype), world=world)
     out.copy_(sums[: len(out)])
+
+
+def sums_of_choices(
+    world: Any, problem: Any, y: torch.Tensor, out: torch.Tensor, made: Tables
+) -> None:
+    """The same by choice: ranks reduce-scatter rows of choices, of which one rank has each, and the
+    token's rank adds these up."""
+    slots = made.slot_of.flatten()
+    # Of other ranks' choices: adding -0 changes nothing.
+    rows = y.new_full((len(slots), problem.n), -0.0)
+    if len(y):
+        own = y.index_select(0, slots.clamp(0, len(y) - 1))
+        rows = torch.where((slots >= 0)[:, None], own, rows)
+    rows.masked_fill_((slots >= len(y))[:, None], 0.0)
+    rows = provider("collectives").reduce_scatter(rows, world=world)
+    rows = rows.view(-1, problem.top_k, problem.n)[: len(out)]
+
+    def chosen(k: int) -> torch.Tensor:
+        value = rows[:, k].float()
+        value = value * made.weights[:, k, None] if problem.weighted else value
+        return value.masked_fill((made.ids[:, k] < 0)[:, None], 0.0)
+
+    out.copy_(reduce(torch.add, map(chosen, range(problem.top_k))))

@@ -160,14 +160,10 @@ def begin(world: Any, problem: Problem, config: Config | None, kind: str) -> Con
 
 
 def memory_of(
-    problem: Problem, config: Config, ready: str, **row_bytes: int
+    problem: Problem, config: Config, ready: str, **array_bytes: int
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Of a slot: for each array a row of every token, of so many bytes; words `ready` for each
-    source and channel."""
-    arrays = {
-        name: ((max(8, problem.num_tokens * size),), torch.uint8)
-        for name, size in row_bytes.items()
-    }
+    """Of a slot: arrays of so many bytes; words `ready` for each source and channel."""
+    arrays = {name: ((max(8, size),), torch.uint8) for name, size in array_bytes.items()}
     return arrays, {ready: (problem.num_ranks * config.grid(problem), torch.int64)}
 
 

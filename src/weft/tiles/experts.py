@@ -12,6 +12,8 @@ they do, each once, whatever experts they are for.
     take       rows of a source's tokens -> each of their slots
     add        rows by slot -> for each token of a source the weighted sum of its slots
     collect    shares of all ranks -> own tokens
+    send_choices    rows by slot -> a place of each choice on its token's rank
+    add_up_choices  rows of own tokens' choices -> their weighted sums
 
 Tokens' choices and slots come in tiles of [tokens, width], rows in tiles of [tokens, block], so
 that no thread waits for a branch. Signals are the kernels' alone, at the end.
@@ -259,6 +261,57 @@ def collect(out, shares, ids, n, num_ranks: tl.constexpr, split, tile):
             tl.store(place, total.to(dtype), mask=mask)
 
 
+@triton.jit
+def send_choices(world, shares, y, slot_of, to, n, split, tile):
+    """This channel's tiles of the tokens of rank `to`: rows by slot -> each choice's place there,
+    as they are. Zeros for choices that had no room: their token's rank cannot tell."""
+    for begin in range(
+        tl.program_id(0) * tile.tokens, split.rows, tl.num_programs(0) * tile.tokens
+    ):
+        i = begin + tl.arange(0, tile.tokens)
+        token = to * split.rows + i
+        slots = _choices(slot_of, token, (to + 1) * split.rows, split.top_k, tile.width)
+        for k in range(split.top_k):
+            slot = choice(slots, tl.arange(0, tile.width), k)
+            goes, fits = slot >= 0, (slot >= 0) & (slot < split.room)
+            there = (i * split.top_k + k).to(tl.int64)
+            for start in range(0, n, tile.block):
+                column = start + tl.arange(0, tile.block)
+                inside = (column < n)[None, :]
+                mine = y + slot.to(tl.int64)[:, None] * n + column[None, :]
+                value = tl.load(mine, mask=fits[:, None] & inside, other=0.0)
+                place = shares + there[:, None] * n + column[None, :]
+                wl.put(world, place, value, to=to, mask=goes[:, None] & inside)
+
+
+@triton.jit
+def add_up_choices(out, shares, ids, weights, n, split, tile, weighted: tl.constexpr):
+    """This channel's tiles of own tokens: rows of their choices, added up in fp32 in the order of
+    choices, as weft.compiler.experts.scatter_rows does it."""
+    dtype: tl.constexpr = out.dtype.element_ty
+    for begin in range(
+        tl.program_id(0) * tile.tokens, split.tokens, tl.num_programs(0) * tile.tokens
+    ):
+        i = begin + tl.arange(0, tile.tokens)
+        chosen = _choices(ids, i, split.tokens, split.top_k, tile.width)
+        for start in range(0, n, tile.block):
+            column = start + tl.arange(0, tile.block)
+            inside = (column < n)[None, :]
+            total = tl.zeros((tile.tokens, tile.block), tl.float32)
+            for k in range(split.top_k):
+                here = choice(chosen, tl.arange(0, tile.width), k) >= 0
+                row = (i * split.top_k + k).to(tl.int64)
+                place = shares + row[:, None] * n + column[None, :]
+                value = tl.load(place, mask=here[:, None] & inside, other=0.0).to(tl.float32)
+                if weighted:
+                    value = value * tl.load(weights + row, mask=here, other=0.0)[:, None]
+                # The first one is not added to zero: of -0 that would make +0.
+                total = tl.where(k == 0, value, total + value)
+            place = out + i.to(tl.int64)[:, None] * n + column[None, :]
+            mask = (i < split.tokens)[:, None] & inside
+            tl.store(place, total.to(dtype), mask=mask)
+
+
 # ---------------------------------------------------------------------------------------------
 # Kernels
 
@@ -300,18 +353,28 @@ def ep_dispatch_rows(rows, scales, ids, slot_of, token_of, rows_ready, slot, spl
 
 
 @triton.jit
-def ep_combine_rows(y, out, shares, ids, slot_of, weight_of, shares_ready, slot, n, split, tile,
-                    world, weighted: tl.constexpr):  # fmt: skip
-    """Shares of each rank's tokens to that rank, channel by channel; then own tokens' sums."""
+def ep_combine_rows(y, out, shares, ids, slot_of, weights, shares_ready, slot, n, split, tile,
+                    world, weighted: tl.constexpr, by_choice: tl.constexpr):  # fmt: skip
+    """Shares of each rank's tokens to that rank, channel by channel; then own tokens' sums.
+
+    A share is the sum of a rank's slots, `weights` being theirs; by_choice: one choice's row, and
+    `weights` are own tokens'.
+    """
     rank = wl.rank(world).to(tl.int32)
     n = tl.cast(n, tl.int64) // tile.vec * tile.vec  # seen to be a multiple, which it is
     e = move.begin(world, slot)
     for hop in range(1, world.num_ranks + 1):
         to = (rank + hop) % world.num_ranks
-        add(world, shares, y, slot_of, weight_of, rank, to, n, split, tile, weighted)
+        if by_choice:
+            send_choices(world, shares, y, slot_of, to, n, split, tile)
+        else:
+            add(world, shares, y, slot_of, weights, rank, to, n, split, tile, weighted)
         wl.notify(world, move.signal_of(shares_ready, rank), e, to=to, op=wl.SignalOp.SET)
     for source in range(world.num_ranks):
         # Pairs with the notify above.
         wl.wait(move.signal_of(shares_ready, source), e, world=world)
-    collect(out, shares, ids, n, world.num_ranks, split, tile)
+    if by_choice:
+        add_up_choices(out, shares, ids, weights, n, split, tile, weighted)
+    else:
+        collect(out, shares, ids, n, world.num_ranks, split, tile)
     move.end(world, slot, e)
