@@ -29,13 +29,15 @@ def test_as_the_ordinary_module(ranks, num_ranks, make, shape, split):
 
 
 @pytest.mark.parametrize(
-    ("num_ranks", "make", "shape", "split"),
-    [(2, MoE, (2, 3, HIDDEN), True), (4, MoE, (2, 3, HIDDEN), False),
-     (2, partial(MoE, norm=False), (7, HIDDEN), True), (4, MoE, (1, HIDDEN), True),
-     (2, MoE, (0, HIDDEN), True)],
+    ("strategy", "num_ranks", "make", "shape", "split"),
+    [("gather", 2, MoE, (2, 3, HIDDEN), True), ("gather", 4, MoE, (2, 3, HIDDEN), False),
+     ("gather", 2, partial(MoE, norm=False), (7, HIDDEN), True),
+     ("gather", 4, MoE, (1, HIDDEN), True), ("gather", 2, MoE, (0, HIDDEN), True),
+     ("dispatch", 2, MoE, (7, HIDDEN), True), ("dispatch", 4, MoE, (2, 3, HIDDEN), False),
+     ("dispatch", 2, MoE, (0, HIDDEN), True), ("dispatch by choice", 2, MoE, (7, HIDDEN), True)],
 )  # fmt: skip
-def test_of_whole_experts_as_the_ordinary_module(ranks, num_ranks, make, shape, split):
-    style = partial(ParallelMoE.from_module, split_experts=True)
+def test_of_whole_experts_as_the_ordinary_module(ranks, strategy, num_ranks, make, shape, split):
+    style = partial(ParallelMoE.from_module, strategy=strategy)
     check(ranks, num_ranks, make, style, shape, split)
 
 
@@ -87,7 +89,11 @@ def test_mistakes_say_values_place_and_remedy(ranks):
             with pytest.raises(weft.ShapeError, match="ParallelMoE: inner=6 over 4 ranks"):
                 ParallelMoE.from_module(MoE(), world)
             with pytest.raises(weft.ShapeError, match="ParallelMoE: experts=6 over 4 ranks"):
-                ParallelMoE.from_module(MoE(experts=6), world, split_experts=True)
+                ParallelMoE.from_module(MoE(experts=6), world, strategy="gather")
+            with pytest.raises(
+                weft.UsageError, match="strategy='all'; it must be one of 'columns'"
+            ):
+                ParallelMoE.from_module(MoE(), world, strategy="all")
             with pytest.raises(weft.UsageError, match="Linear has none of gate, router"):
                 ParallelMoE.from_module(nn.Linear(2, 2), world)
             other = MoE()

@@ -75,14 +75,17 @@ def test_as_transformers_loads_it(ranks, tiny, tmp_path, kind, num_ranks):
     ranks(main, num_ranks)
 
 
-@pytest.mark.parametrize(("kind", "split_from"), [("qwen3_moe", 0), ("mixtral", float("inf"))])
-def test_whole_experts(ranks, tiny, tmp_path, kind, split_from):
+@pytest.mark.parametrize(
+    ("kind", "strategy", "split_from"),
+    [("qwen3_moe", "gather", 0), ("mixtral", "dispatch", float("inf"))],
+)
+def test_whole_experts(ranks, tiny, tmp_path, kind, strategy, split_from):
     """Of a checkpoint that has them one by one, a rank reads its own alone."""
     wanted = ordinary(tiny(kind))(ids := torch.arange(6)[None]).logits
 
     def main():
         with weft.init() as world, torch.no_grad():
-            model = models.load(tiny(kind), world, split_experts=True, split_from=split_from)
+            model = models.load(tiny(kind), world, experts=strategy, split_from=split_from)
             experts = model.model.layers[0].mlp.experts["down_proj"]
             assert len(experts) == model.config.num_local_experts // 2
             got = model(ids, use_cache=False).logits

@@ -242,13 +242,13 @@ def grouped_matmul(
     """
     experts = b.shape[0]
     counts = routing.tables.counts.sum(0)[first : first + experts]
-    if not rows.numel() or not b.numel():
-        return rows.new_zeros(rows.shape[0], b.shape[2])
-    if (product := _product_of_groups(rows, b)) is not None:
+    is_empty = not rows.numel() or not b.numel()
+    if not is_empty and (product := _product_of_groups(rows, b)) is not None:
         return product(rows, b, offs=counts.cumsum(0, dtype=torch.int32))
     out = rows.new_zeros(rows.shape[0], b.shape[2])
     begin = 0
-    for expert, size in enumerate(counts.tolist()):
+    # Of nothing too: gradients of both are then zeros.
+    for expert, size in enumerate([0] * experts if is_empty else counts.tolist()):
         out[begin : begin + size] = rows[begin : begin + size] @ b[expert]
         begin += size
     return out

@@ -5,7 +5,8 @@
 
 Own tokens are routed (moe_route), gathered beneath the product up (ag_moe), and summed on their
 own ranks behind the product down (moe_rs). Of whole experts each rank multiplies the rows that are
-its own experts' alone, by tables of these.
+its own experts' alone, by tables of these; or tokens are sent to the ranks of their experts alone,
+and what these make of them comes back (ep_dispatch, ep_combine).
 """
 
 from __future__ import annotations
@@ -17,16 +18,21 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from weft.base.errors import UnsupportedError
-from weft.compiler.experts import Scoring
+from weft.base.errors import UnsupportedError, UsageError
+from weft.base.parts import full_part
+from weft.compiler import experts
+from weft.compiler.experts import Routing, Scoring
 from weft.layers.activations import Activations, all_rows, own_rows, shared
 from weft.layers.mlp import ACTIVATIONS, NAMES, ParallelMLP
 from weft.layers.shards import check_divides, like, one_of, shard_of, whole
-from weft.ops import ag_moe, moe_route, moe_rs
+from weft.ops import ag_moe, ep_combine, ep_dispatch, moe_route, moe_rs
 from weft.runtime.world import World
 
 # Slots of a tile: as many as an expert has on average, between these.
 FEWEST_SLOTS, MOST_SLOTS = 16, 128
+# How experts are spread, and tokens come to them.
+COLUMNS, GATHER, DISPATCH, BY_CHOICE = "columns", "gather", "dispatch", "dispatch by choice"
+STRATEGIES = (COLUMNS, GATHER, DISPATCH, BY_CHOICE)
 # What ordinary modules call the bias by which DeepSeek's router balances its experts, and the
 # expert that all tokens share.
 BIAS = "e_score_correction_bias"
@@ -39,17 +45,20 @@ class ParallelMoE(nn.Module):
     renormalise: the weights of the experts that a token takes sum up to 1 (times scoring.scale).
     scoring: all that weft.ops.moe_route knows of a router, instead. A router that rates by sigmoids
     computes in fp32, and has a bias for its choice alone. `shared`: inner columns of an expert that
-    all tokens share. split_experts: a rank has its part of the experts, whole ones, and not a part
-    of each one's inner columns
+    all tokens share. strategy: "columns", of every expert a part of its inner columns, and all
+    tokens to all ranks; of whole experts "gather", all tokens to all ranks too; "dispatch", a token
+    to the ranks of its experts alone, and a row back from each of these; "dispatch by choice", a
+    row back for each choice, by which sums are in the order of choices on any number of ranks
 
     Shapes  x, the result: [.., hidden], as activations lie
     Raises  ShapeError: ranks that do not divide `inner`, or of whole experts `experts`
+            UsageError: another strategy
     """
 
     def __init__(
         self, hidden: int, inner: int, experts: int, top_k: int, world: World, *,
         renormalise: bool = True, scoring: Scoring | None = None, shared: int = 0,
-        split_experts: bool = False, act: Callable[[Tensor], Tensor] = functional.silu,
+        strategy: str = COLUMNS, act: Callable[[Tensor], Tensor] = functional.silu,
         activations: Activations | None = None, **options: Any,
     ) -> None:  # fmt: skip
         super().__init__()
@@ -57,12 +66,15 @@ class ParallelMoE(nn.Module):
         self.hidden, self.inner, self.top_k = hidden, inner, top_k
         self.scoring = scoring or Scoring(renormalise=renormalise)
         self.act, options = act, {"device": world.device, **options}
-        self.split_experts, name = split_experts, type(self).__name__
+        self.strategy, name = strategy, type(self).__name__
+        if strategy not in STRATEGIES:
+            known = ", ".join(map(repr, STRATEGIES))
+            raise UsageError(f"{name}: strategy={strategy!r}; it must be one of {known}")
         stacked, own = experts, inner
-        if split_experts:
-            stacked = check_divides(name, "experts", experts, world)
-        else:
+        if strategy == COLUMNS:
             own = check_divides(name, "inner", inner, world)
+        else:
+            stacked = check_divides(name, "experts", experts, world)
 
         def drawn(*shape: int) -> Tensor:
             return torch.randn(shape, **options) * shape[-1] ** -0.5
@@ -81,7 +93,7 @@ class ParallelMoE(nn.Module):
     @classmethod
     def from_module(
         cls, module: nn.Module, world: World, activations: Activations | None = None, *,
-        split_experts: bool = False,
+        strategy: str = COLUMNS,
     ) -> ParallelMoE:  # fmt: skip
         """Of a module with `gate`, a router, and `experts`: a list of gated MLPs, or stacked, as
         gate_up_proj [experts, 2 * inner, hidden] and down_proj [experts, hidden, inner]."""
@@ -96,11 +108,11 @@ class ParallelMoE(nn.Module):
         count, hidden, inner = down.shape
         made = cls(
             hidden, inner, count, _said(module, "top_k", "num_experts_per_tok"), world,
-            scoring=_scoring_of(module, gate), activations=activations, split_experts=split_experts,
+            scoring=_scoring_of(module, gate), activations=activations, strategy=strategy,
             act=one_of(name, experts if hasattr(experts, "act_fn") else experts[0], *ACTIVATIONS),
             device="meta",
         )  # fmt: skip
-        dims = (0, 0) if split_experts else (1, 2)
+        dims = (1, 2) if strategy == COLUMNS else (0, 0)
         parts = [shard_of(one, dims[0], world) for one in whole(gate_up.detach()).chunk(2, 1)]
         made.gate["weight"] = like(shard_of(gate.weight, None, world), gate.weight)
         if made.scoring.score == "sigmoid":
@@ -128,8 +140,8 @@ class ParallelMoE(nn.Module):
                 self._share(expert, name, gate)
 
     def extra_repr(self) -> str:
-        part = "own of the experts" if self.split_experts else f"own part of {self.inner}"
-        return f"{self.hidden}, {part}, top_k={self.top_k}"
+        part = f"own part of {self.inner}" if self.strategy == COLUMNS else "own of the experts"
+        return f"{self.hidden}, {part}, top_k={self.top_k}, {self.strategy}"
 
     def forward(self, x: Tensor) -> Tensor:
         lie, world = self.activations, self.world
@@ -144,7 +156,7 @@ class ParallelMoE(nn.Module):
 
     def _routed(self, rows: Tensor, m: int) -> Tensor:
         """What their experts make of own rows, of m of all ranks."""
-        world, experts, scoring = self.world, self.experts, self.scoring
+        world, stacked, scoring = self.world, self.experts, self.scoring
         is_wide = scoring.score == "sigmoid"
         # Each rank has a share of the router's gradient: that of its own rows.
         weight = shared(self.gate["weight"], world)
@@ -154,13 +166,29 @@ class ParallelMoE(nn.Module):
         tile_m = min(MOST_SLOTS, max(FEWEST_SLOTS, 1 << max(0, each - 1).bit_length()))
         routing = moe_route(
             logits, self.top_k, world=world, m=m, tile_m=tile_m,
-            bias=getattr(self.gate, BIAS) if is_wide else None, split_experts=self.split_experts,
-            **scoring._asdict(),
+            bias=getattr(self.gate, BIAS) if is_wide else None,
+            split_experts=self.strategy == GATHER, **scoring._asdict(),
         )  # fmt: skip
-        up = ag_moe(rows, experts["gate_up_proj"].transpose(1, 2), routing, world=world)
+        if self.strategy in (DISPATCH, BY_CHOICE):
+            return self._dispatched(rows, m, routing)
+        up = ag_moe(rows, stacked["gate_up_proj"].transpose(1, 2), routing, world=world)
         gate, up = up.chunk(2, dim=-1)
-        down = experts["down_proj"].transpose(1, 2)
+        down = stacked["down_proj"].transpose(1, 2)
         return moe_rs(self.act(gate) * up, down, routing, world=world)
+
+    def _dispatched(self, rows: Tensor, m: int, routing: Routing) -> Tensor:
+        """Rows go to the ranks of their experts, and back."""
+        world, stacked, made = self.world, self.experts, routing.tables
+        sent, handle = ep_dispatch(
+            rows, made.ids, made.weights, self.gate["weight"].shape[0], world=world, clear=True,
+            max_tokens=full_part(m, world.num_ranks), tile_m=routing.tile_m,
+        )  # fmt: skip
+        own = Routing(handle.tables, handle.tile_m, split_experts=True)
+        up = experts.grouped_matmul(sent, stacked["gate_up_proj"].transpose(1, 2), own)
+        gate, up = up.chunk(2, dim=-1)
+        y = experts.grouped_matmul(self.act(gate) * up, stacked["down_proj"].transpose(1, 2), own)
+        by_choice = self.strategy == BY_CHOICE
+        return ep_combine(y.contiguous(), handle, world=world, by_choice=by_choice)
 
     def _of_shared(self, x: Tensor) -> Tensor:
         y = getattr(self, self._shared_name)(x)

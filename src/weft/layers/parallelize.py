@@ -20,7 +20,7 @@ from weft.base.errors import UnsupportedError, UsageError
 from weft.layers import activations as rows
 from weft.layers.activations import Activations
 from weft.layers.mlp import ParallelMLP
-from weft.layers.moe import ParallelMoE
+from weft.layers.moe import COLUMNS, ParallelMoE
 from weft.layers.transformers_plans import plan_of
 from weft.runtime.start import world_over
 from weft.runtime.world import World
@@ -30,7 +30,7 @@ Style = Any  # a layer's class, a function, or a sequence of them
 
 def parallelize(
     model: nn.Module, world: Any, plan: Mapping[str, Style] | None = None, *,
-    split_from: float | None = None, split_experts: bool = False,
+    split_from: float | None = None, experts: str = COLUMNS,
 ) -> nn.Module:  # fmt: skip
     """Replace modules of `model`, in place, by layers that are spread over the ranks.
 
@@ -40,8 +40,8 @@ def parallelize(
     world: or a device mesh of one axis, as torch's `parallelize_module` takes it, or a process
     group: then the world over its ranks, made where none is open
 
-    split_experts: each rank has whole experts, and not a part of each; a plan says it itself,
-    by partial(ParallelMoE.from_module, split_experts=True)
+    experts: how they are spread, a strategy of ParallelMoE; a plan says it itself, by
+    partial(ParallelMoE.from_module, strategy=..)
 
     Units   split_from: rows of a pass from which activations are split between its first layer and
             its last; by default what is predicted for the sizes of its MLPs
@@ -49,7 +49,7 @@ def parallelize(
             ShapeError: ranks that do not divide what they must
     """
     world = world_over(world, "parallelize")
-    plan = plan_of(model, split_experts) if plan is None else plan
+    plan = plan_of(model, experts) if plan is None else plan
     chosen = _chosen(model, plan)
     ties = ties_of(model)
     activations = Activations(world)

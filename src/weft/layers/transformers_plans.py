@@ -19,7 +19,7 @@ from weft.layers.attention import ParallelAttention, Rotary
 from weft.layers.embedding import ParallelEmbedding
 from weft.layers.lm_head import ParallelLMHead
 from weft.layers.mlp import ParallelMLP
-from weft.layers.moe import ParallelMoE
+from weft.layers.moe import COLUMNS, ParallelMoE
 from weft.layers.norm import ParallelNorm
 from weft.runtime.world import World
 
@@ -30,8 +30,8 @@ CACHES = ("cache", "past_key_values")
 OF_CACHES = ("get_seq_length", "attend")  # what theirs and ours have
 
 
-def plan_of(model: nn.Module, split_experts: bool = False) -> dict[str, Any]:
-    """The plan of a model by its configuration's type; `split_experts` as ParallelMoE takes it.
+def plan_of(model: nn.Module, strategy: str = COLUMNS) -> dict[str, Any]:
+    """The plan of a model by its configuration's type; `strategy` as ParallelMoE takes it.
 
     Raises  UsageError: a model of another type, or without a configuration
     """
@@ -48,7 +48,7 @@ def plan_of(model: nn.Module, split_experts: bool = False) -> dict[str, Any]:
         f"{inner}layers.*.input_layernorm": ParallelNorm,
         f"{inner}layers.*.post_attention_layernorm": ParallelNorm,
         f"{inner}layers.*.self_attn": Attention,
-        f"{inner}layers.*.mlp": partial(feed_forward, split_experts=split_experts),
+        f"{inner}layers.*.mlp": partial(feed_forward, strategy=strategy),
         f"{inner}layers.0": enters,
         f"{inner}norm": (ParallelNorm, leaves),
     }
@@ -67,12 +67,12 @@ def alike(style: Any) -> Any:
 
 
 def feed_forward(
-    module: nn.Module, world: World, activations: Activations, *, split_experts: bool = False
+    module: nn.Module, world: World, activations: Activations, *, strategy: str = COLUMNS
 ) -> nn.Module:
     """Experts where a module has them."""
     if not hasattr(module, "experts"):
         return ParallelMLP.from_module(module, world, activations)
-    return ParallelMoE.from_module(module, world, activations, split_experts=split_experts)
+    return ParallelMoE.from_module(module, world, activations, strategy=strategy)
 
 
 def enters(module: nn.Module, _: World, activations: Activations) -> nn.Module:

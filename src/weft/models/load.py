@@ -20,6 +20,7 @@ from weft.base.errors import UnsupportedError, UsageError
 from weft.base.parts import part_of
 from weft.layers.attention import PROJECTIONS
 from weft.layers.mlp import NAMES
+from weft.layers.moe import COLUMNS
 from weft.layers.parallelize import parallelize, ties_of
 from weft.layers.shards import seat_of
 from weft.layers.transformers_plans import KNOWN
@@ -37,14 +38,14 @@ LISTED = 20
 
 def load(
     folder: str | Path, world: World, *, dtype: torch.dtype | None = None,
-    split_from: float | None = None, split_experts: bool = False, random: bool = False,
+    split_from: float | None = None, experts: str = COLUMNS, random: bool = False,
 ) -> Any:  # fmt: skip
     """The causal language model in `folder`, this rank's part, on the world's device. Collective.
 
     It is transformers' own model, made parallel by its plan: called and configured as it is.
 
     dtype       of the weights, by default the configuration's
-    split_from, split_experts  as `weft.parallelize` takes them
+    split_from, experts  as `weft.parallelize` takes them
     random      only config.json is read, and weights are drawn: the same on any number of ranks
                 whose devices are of one kind
     Raises      UsageError: a folder without these files, a model of a type that has no plan, or all
@@ -54,7 +55,7 @@ def load(
     model = _ordinary(Path(folder), dtype)
     whole = {name: tuple(one.shape) for name, one in model.state_dict().items()}
     ties = [set(names) for names in ties_of(model)]
-    parallelize(model, world, split_from=split_from, split_experts=split_experts)
+    parallelize(model, world, split_from=split_from, experts=experts)
     _materialise(model, world.device)
     own = model.state_dict()
     if random:
