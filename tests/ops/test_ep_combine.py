@@ -96,8 +96,7 @@ def rows_of_slots(handle, made, starts, first):
     return y
 
 
-@pytest.mark.parametrize("weighted", [False, True])
-@pytest.mark.parametrize("top_k", [1, 3])
+@pytest.mark.parametrize(("top_k", "weighted"), [(1, False), (3, True)])
 @pytest.mark.parametrize("counts", [(11,), (4, 7), (0, 5, 6), (3, 0, 6, 2)], ids=len)
 def test_by_choice_bits_are_those_of_one_rank(ranks, counts, top_k, weighted):
     """Whatever the number of ranks: as scatter_rows adds up all tokens' choices in one place."""

@@ -11,7 +11,7 @@ import ast
 import inspect
 import itertools
 import re
-from collections.abc import Iterator
+from collections.abc import Mapping, Sequence
 from types import TracebackType
 
 import triton
@@ -47,7 +47,8 @@ def compile_error(
             text = f"{written[1]}: {written[3]}"
     # A list first: a tuple must not be half built while the collector's objects are walked.
     # A call that raises is met twice, as the caller's node and as the callee's.
-    places = [_frame_of(one, fn) for one in chain]
+    functions = _functions_with({one.src for one in chain}, fn)
+    places = [_frame_of(one, functions, fn) for one in chain]
     frames = [frame for frame, _ in itertools.groupby(places) if frame]
     place = Place(tuple(frames))
     if isinstance(reason, WeftError):
@@ -88,13 +89,15 @@ def first_line(fn: JITFunction) -> int:
     return start + next(i for i, line in enumerate(lines) if line.lstrip().startswith("def "))
 
 
-def _frame_of(error: CompilationError, fn: JITFunction | None) -> Frame | None:
+def _frame_of(
+    error: CompilationError, functions: Mapping[str, Sequence[JITFunction]], fn: JITFunction | None
+) -> Frame | None:
     node = error.node
     if node is None or error.src is None:
         return None
     # Triton numbers lines within the function; the file is found by its text. Of copies of a file
     # the kernel's own is meant.
-    found = list(_functions_with(error.src))
+    found = functions[error.src]
     if not found:
         return Frame("<kernel>", node.lineno)
     own = file_of(fn) if fn is not None else None
@@ -102,11 +105,18 @@ def _frame_of(error: CompilationError, fn: JITFunction | None) -> Frame | None:
     return Frame(file_of(meant), first_line(meant) + node.lineno - 1)
 
 
-def _functions_with(source: str) -> Iterator[JITFunction]:
-    """The jit functions whose text is `source`."""
+def _functions_with(
+    sources: set[str], fn: JITFunction | None
+) -> Mapping[str, Sequence[JITFunction]]:
+    """By text the jit functions that have it; of that of `fn`, it alone."""
     import gc
 
-    for candidate in gc.get_objects():
+    found: dict[str, list[JITFunction]] = {source: [] for source in sources}
+    if fn is not None and fn.src in found:
+        found[fn.src].append(fn)
+    missing = {source for source, functions in found.items() if not functions}
+    for candidate in gc.get_objects() if missing else ():
         # By type: isinstance would ask every object, deprecated ones too, for its __class__.
-        if issubclass(type(candidate), JITFunction) and candidate.src == source:
-            yield candidate
+        if issubclass(type(candidate), JITFunction) and candidate.src in missing:
+            found[candidate.src].append(candidate)
+    return found
