@@ -92,14 +92,12 @@ class Routing(NamedTuple):
 def route(logits: torch.Tensor, top_k: int) -> Routing:
     """What weft.ops.moe_route means, of all ranks' tokens: the top_k experts by softmax, weights
     over their sum; all (token, choice) sorted by expert, stable. counts: [1, experts]. No tiles."""
-    chosen = logits.sort(dim=1, descending=True, stable=True).indices[:, :top_k]
-    share = logits.softmax(1).gather(1, chosen)
+    chosen, share = choose(logits, top_k, Scoring())
     order = chosen.flatten().sort(stable=True).indices
-    shares = share / share.sum(1, keepdim=True)
     counts = chosen.flatten().bincount(minlength=logits.shape[1])[None]
     slot_of = order.argsort().view(chosen.shape)
-    of_slots = (order // top_k, shares.flatten()[order], slot_of, counts)
-    return Routing(Tables(chosen, shares, *of_slots, None, None, None), 0)
+    of_slots = (order // top_k, share.flatten()[order], slot_of, counts)
+    return Routing(Tables(chosen, share, *of_slots, None, None, None), 0)
 
 
 class Scoring(NamedTuple):
