@@ -33,6 +33,7 @@ SIZES = {
     "causal": (0, 1),
     "variable": (0, 1),
     "by_choice": (0, 1),
+    "split_experts": (0, 1),
     # Not every card has these.
     "tile_m": (16, 64, 128),
     "scale_bytes": (0, 12, 224),

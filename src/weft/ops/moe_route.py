@@ -332,7 +332,7 @@ op = Op(
     candidates=candidates,
     unfused=(Config(transport=UNFUSED, channels=2),),
     kernels=described.KernelsOf(run, make_inputs, candidates),
-    default_shape={"m": 256, "n": 32, "top_k": 4},
+    default_shape={"m": 256, "n": 32, "top_k": 4, "split_experts": 0},
     smallest={"m": 2, "n": 4, "top_k": 2},
     smallest_config={"block": 1},
     trials=(

@@ -305,7 +305,14 @@ def card(kind: type[Problem], call: Callable[..., Any], found: Callable[..., Any
         "program": kind.traced,
         "fake": summed.fake,
         "takes_nodes": True,
-        "default_shape": {"m": 64, "n": 64, "k": 64, "experts": 8, "top_k": 2},
+        "default_shape": {
+            "m": 64,
+            "n": 64,
+            "k": 64,
+            "experts": 8,
+            "top_k": 2,
+            "split_experts": 0,
+        },
         "smallest": {"m": 4, "n": 16, "k": 16, "experts": 2, "top_k": 1},
         "awkward_shapes": (
             (4, {"m": 97, "n": 40, "k": 24, "experts": 8, "top_k": 3}),
