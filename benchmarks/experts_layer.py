@@ -192,7 +192,8 @@ def by_weft(
     world: Any, mixture: Mixture, weights: Weights, gate: torch.Tensor, strategy: str
 ) -> Layer:
     hidden, experts, top_k, inner = mixture
-    layer = Layer(hidden, inner, experts, top_k, world, strategy=strategy, device="meta")
+    options = {"device": "meta", "dtype": gate.dtype}
+    layer = Layer(hidden, inner, experts, top_k, world, strategy=strategy, **options)
     kept = {"gate_up_proj": weights.up, "down_proj": weights.down}
     for name, one in kept.items():
         layer.experts[name] = torch.nn.Parameter(one, requires_grad=False)

@@ -239,7 +239,7 @@ def grouped_matmul(
     Rows behind the last of these are undefined.
     """
     experts = b.shape[0]
-    counts = routing.tables.counts.sum(0)[first : first + experts]
+    counts = routing.tables.counts.sum(0, dtype=torch.int32)[first : first + experts]
     is_empty = not rows.numel() or not b.numel()
     if not is_empty and (product := _product_of_groups(rows, b)) is not None:
         return product(rows, b, offs=counts.cumsum(0, dtype=torch.int32))

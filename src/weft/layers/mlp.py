@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from weft.layers.activations import Activations
+from weft.layers.gating import Gating
 from weft.layers.linear import ColumnParallelLinear, RowParallelLinear
 from weft.layers.shards import check_divides, name_parts, one_of
 from weft.runtime.world import World
@@ -57,6 +58,7 @@ class ParallelMLP(nn.Module):
         )
         self.down = RowParallelLinear(inner, hidden, world, activations=activations, **options)
         self.hidden, self.inner, self.gated, self.act = hidden, inner, gated, act
+        self._gate = Gating(act, own, self.up.weight.dtype, world) if gated else None
         name_parts(self, "up", dict.fromkeys(ups, own))
         name_parts(self, "down", {down: hidden})
 
@@ -75,7 +77,7 @@ class ParallelMLP(nn.Module):
         inner, hidden = ups[0].weight.shape
         made = cls(
             hidden, inner, world, names=found[0], activations=activations,
-            act=one_of(cls.__name__, module, *ACTIVATIONS), device="meta",
+            act=one_of(cls.__name__, module, *ACTIVATIONS), device="meta", dtype=down.weight.dtype,
         )  # fmt: skip
         made.up = ColumnParallelLinear.from_modules(ups, world, activations)
         made.down = RowParallelLinear.from_module(down, world, activations)
@@ -83,7 +85,4 @@ class ParallelMLP(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         h = self.up(x)
-        if self.gated:
-            gate, up = h.chunk(2, dim=-1)
-            return self.down(self.act(gate) * up)
-        return self.down(self.act(h))
+        return self.down(self.act(h) if self._gate is None else self._gate(h))

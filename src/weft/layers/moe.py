@@ -23,6 +23,7 @@ from weft.base.parts import full_part
 from weft.compiler import experts
 from weft.compiler.experts import Routing, Scoring
 from weft.layers.activations import Activations, all_rows, own_rows, shared
+from weft.layers.gating import Gating
 from weft.layers.mlp import ACTIVATIONS, NAMES, ParallelMLP
 from weft.layers.shards import check_divides, like, one_of, shard_of, whole
 from weft.ops import ag_moe, ep_combine, ep_dispatch, moe_route, moe_rs
@@ -84,6 +85,7 @@ class ParallelMoE(nn.Module):
             self.gate.register_buffer(BIAS, torch.zeros(experts, device=options["device"]))
         up, down = drawn(stacked, 2 * own, hidden), drawn(stacked, hidden, own)
         self.experts = nn.ParameterDict({"gate_up_proj": up, "down_proj": down})
+        self._act = Gating(act, down.shape[-1], down.dtype, world)
         self._shared_name, self._has_gate = "", False
         if shared:
             self._share(ParallelMLP(
@@ -110,7 +112,7 @@ class ParallelMoE(nn.Module):
             hidden, inner, count, _said(module, "top_k", "num_experts_per_tok"), world,
             scoring=_scoring_of(module, gate), activations=activations, strategy=strategy,
             act=one_of(name, experts if hasattr(experts, "act_fn") else experts[0], *ACTIVATIONS),
-            device="meta",
+            device="meta", dtype=down.dtype,
         )  # fmt: skip
         dims = (1, 2) if strategy == COLUMNS else (0, 0)
         parts = [shard_of(one, dims[0], world) for one in whole(gate_up.detach()).chunk(2, 1)]
@@ -172,9 +174,8 @@ class ParallelMoE(nn.Module):
         if self.strategy in (DISPATCH, BY_CHOICE):
             return self._dispatched(rows, m, routing)
         up = ag_moe(rows, stacked["gate_up_proj"].transpose(1, 2), routing, world=world)
-        gate, up = up.chunk(2, dim=-1)
         down = stacked["down_proj"].transpose(1, 2)
-        return moe_rs(self.act(gate) * up, down, routing, world=world)
+        return moe_rs(self._act(up), down, routing, world=world)
 
     def _dispatched(self, rows: Tensor, m: int, routing: Routing) -> Tensor:
         """Rows go to the ranks of their experts, and back."""
@@ -185,8 +186,7 @@ class ParallelMoE(nn.Module):
         )  # fmt: skip
         own = Routing(handle.tables, handle.tile_m, split_experts=True)
         up = experts.grouped_matmul(sent, stacked["gate_up_proj"].transpose(1, 2), own)
-        gate, up = up.chunk(2, dim=-1)
-        y = experts.grouped_matmul(self.act(gate) * up, stacked["down_proj"].transpose(1, 2), own)
+        y = experts.grouped_matmul(self._act(up), stacked["down_proj"].transpose(1, 2), own)
         by_choice = self.strategy == BY_CHOICE
         return ep_combine(y.contiguous(), handle, world=world, by_choice=by_choice)
 

@@ -223,7 +223,8 @@ def is_read_once(
     experts, n, k = product
     matrices_us = experts * n * k * itemsize / machine.memory_gbps / 1e3
     work_us = grouped_us(slots, n, k, experts, itemsize, machine)
-    times = min(num_ranks, max(1, slots // (experts * tile_m)))
+    # An expert's last tile is half full on average.
+    times = min(num_ranks, max(1.0, slots / (experts * tile_m) + 0.5))
     of_peers = tokens * k * itemsize * (num_ranks - 1) // num_ranks
     arrived_us = machine.put_gate_us + of_peers / machine.copy_gbps / 1e3
     return arrived_us + work_us < max(work_us, times * matrices_us)
