@@ -36,6 +36,7 @@ from weft.tune.provenance import provenance, save
 
 RESULTS = Path(__file__).parent / "results"
 ROUTINGS = ("even", "zipf", "one")
+HEAP_BYTES = 4 << 30
 
 
 class Mixture(NamedTuple):
@@ -219,7 +220,8 @@ def ways_of(
 
 @torch.no_grad()
 def main(rank: int, options: argparse.Namespace) -> None:
-    world = weft.init()
+    world = weft.init(heap_bytes=HEAP_BYTES)
+    torch._dynamo.config.recompile_limit = 1 << 10  # one of each shape
     n, device, dtype = world.num_ranks, world.device, torch.bfloat16
     results: dict[str, Any] = provenance() if rank == 0 else {}
     results |= {"what": __doc__.splitlines()[0], "num_ranks": n, "rows": []}

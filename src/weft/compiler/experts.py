@@ -18,6 +18,8 @@ import torch
 
 # Rows of operands of the library's grouped product begin at so many bytes.
 ALIGNMENT = 16
+# Slots of a tile of a product.
+FEWEST_SLOTS, MOST_SLOTS = 16, 128
 
 
 class Tables(NamedTuple):
@@ -68,6 +70,13 @@ class Tables(NamedTuple):
 
 def dtype_of(table: str) -> torch.dtype:
     return torch.float32 if table.startswith("weight") else torch.int32
+
+
+def tile_rows(slots: int, experts: int) -> int:
+    """Slots of a tile, at most, where experts have so many in all: a tile holds what almost every
+    expert has, since a second one reads its matrix again."""
+    wanted = 3 * slots // (2 * max(1, experts))
+    return min(MOST_SLOTS, max(FEWEST_SLOTS, 1 << max(0, wanted - 1).bit_length()))
 
 
 class Routing(NamedTuple):
@@ -231,24 +240,30 @@ def scatter_rows(y: torch.Tensor, routing: Routing) -> torch.Tensor:
     return sums.to(y.dtype)
 
 
-def grouped_matmul(
-    rows: torch.Tensor, b: torch.Tensor, routing: Routing, *, first: int = 0
-) -> torch.Tensor:
-    """Each row times the matrix of its expert; b has experts from `first` on, whose slots rows has.
+def ends_of(routing: Routing, experts: int, first: int = 0) -> torch.Tensor:
+    """int32[experts] where the slots of each end, if those of expert `first` begin at 0."""
+    counts = routing.tables.counts.sum(0, dtype=torch.int32)[first : first + experts]
+    return counts.cumsum(0, dtype=torch.int32)
 
-    Rows behind the last of these are undefined.
+
+def grouped_matmul(
+    rows: torch.Tensor, b: torch.Tensor, routing: Routing, *, first: int = 0,
+    ends: torch.Tensor | None = None,
+) -> torch.Tensor:  # fmt: skip
+    """Each row times the matrix of its expert; b has experts from `first` on, whose slots rows has.
+    Rows behind the last of these are undefined. ends: of several products, what ends_of gives
     """
     experts = b.shape[0]
-    counts = routing.tables.counts.sum(0, dtype=torch.int32)[first : first + experts]
+    ends = ends_of(routing, experts, first) if ends is None else ends
     is_empty = not rows.numel() or not b.numel()
     if not is_empty and (product := _product_of_groups(rows, b)) is not None:
-        return product(rows, b, offs=counts.cumsum(0, dtype=torch.int32))
+        return product(rows, b, offs=ends)
     out = rows.new_zeros(rows.shape[0], b.shape[2])
     begin = 0
     # Of nothing too: gradients of both are then zeros.
-    for expert, size in enumerate([0] * experts if is_empty else counts.tolist()):
-        out[begin : begin + size] = rows[begin : begin + size] @ b[expert]
-        begin += size
+    for expert, end in enumerate([0] * experts if is_empty else ends.tolist()):
+        out[begin:end] = rows[begin:end] @ b[expert]
+        begin = end
     return out
 
 

@@ -29,8 +29,6 @@ from weft.layers.shards import check_divides, like, one_of, shard_of, whole
 from weft.ops import ag_moe, ep_combine, ep_dispatch, moe_route, moe_rs
 from weft.runtime.world import World
 
-# Slots of a tile: as many as an expert has on average, between these.
-FEWEST_SLOTS, MOST_SLOTS = 16, 128
 # How experts are spread, and tokens come to them.
 COLUMNS, GATHER, DISPATCH, BY_CHOICE = "columns", "gather", "dispatch", "dispatch by choice"
 STRATEGIES = (COLUMNS, GATHER, DISPATCH, BY_CHOICE)
@@ -164,8 +162,7 @@ class ParallelMoE(nn.Module):
         weight = shared(self.gate["weight"], world)
         wide = (rows.float(), weight.float()) if is_wide else (rows, weight)
         logits = functional.linear(*wide)
-        each = m * self.top_k // logits.shape[1]
-        tile_m = min(MOST_SLOTS, max(FEWEST_SLOTS, 1 << max(0, each - 1).bit_length()))
+        tile_m = experts.tile_rows(m * self.top_k, logits.shape[1])
         routing = moe_route(
             logits, self.top_k, world=world, m=m, tile_m=tile_m,
             bias=getattr(self.gate, BIAS) if is_wide else None,
@@ -185,8 +182,10 @@ class ParallelMoE(nn.Module):
             max_tokens=full_part(m, world.num_ranks), tile_m=routing.tile_m,
         )  # fmt: skip
         own = Routing(handle.tables, handle.tile_m, split_experts=True)
-        up = experts.grouped_matmul(sent, stacked["gate_up_proj"].transpose(1, 2), own)
-        y = experts.grouped_matmul(self._act(up), stacked["down_proj"].transpose(1, 2), own)
+        up, down = (stacked[name].transpose(1, 2) for name in ("gate_up_proj", "down_proj"))
+        ends = experts.ends_of(own, len(down))
+        y = self._act(experts.grouped_matmul(sent, up, own, ends=ends))
+        y = experts.grouped_matmul(y, down, own, ends=ends)
         by_choice = self.strategy == BY_CHOICE
         return ep_combine(y.contiguous(), handle, world=world, by_choice=by_choice)
 

@@ -128,7 +128,7 @@ class Chooser:
         def took(split: Split) -> float:
             height, width, step = split.tile
             own = min(k, ceil(ceil(k / step) / split.split_k) * step)
-            each = product_us(height, width, own, itemsize, ceil(rows / height), self.machine)
+            each = product_us((height, width), own, rows, itemsize, self.machine)
             tiles = sum(ceil(rows / height) * ceil(one / width) for one in columns)
             us = 0.0
             if split.split_k > 1:

@@ -80,7 +80,9 @@ def _splits_of(
     made, cache = (held_by(kind, 0, sizes, num_ranks).extents for kind in kinds if kind)
     tiles = made[0] * -(-made[1] // task.tile[1])
     keys = cache[0] // max(1, made[0])
-    return max(1, min(num_workers // max(1, tiles), keys // KEYS))
+    found = min(num_workers // max(1, tiles), keys // KEYS)
+    # Half of the workers read caches as fast as all of them do: two parts do not pay for a merge.
+    return found if found > 2 else 1
 
 
 def _in_parts(task: Task, program: Program, splits: int) -> Iterator[Task]:

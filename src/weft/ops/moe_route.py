@@ -34,6 +34,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from math import ceil
 from typing import Any
 
 import torch
@@ -66,6 +67,8 @@ OF_V2 = {"m": 20, "n": 12, "top_k": 3, "groups": 3, "top_groups": 2, "group_best
          "renormalise": False}  # fmt: skip
 # What a thread has of the logits that a program looks at together.
 THREADS, THREAD_LOGITS = 256, 16
+# The same where tokens are few: fewer of them, and fewer threads, took longer on an H100.
+FEWEST_TOKENS, FEWEST_THREADS, FEW_LOGITS = 4, 128, 8
 
 
 def reference(problem: Problem, inputs: Sequence[Mapping[str, Any]]) -> list[Tables]:
@@ -168,13 +171,17 @@ class Config(Resident):
 
 def candidates(problem: Problem, target: Target) -> Iterator[Config]:
     """Configurations worth measuring, the one to take unmeasured first."""
-    block = max(1, THREADS * THREAD_LOGITS // power_of_two(problem.n))
+    experts = power_of_two(problem.n)
+    block = max(1, THREADS * THREAD_LOGITS // experts)
     block = min(block, tokens_together(problem.top_k), max(1, power_of_two(problem.rows)))
     if target.backend == "emu":
         yield Config(block=min(block, 32), channels=2)
         return
-    num_warps = THREADS // target.warp_size
-    yield Config(block=block, channels=min(64, target.num_sms - 1), num_warps=num_warps)
+    channels = min(64, target.num_sms - 1)
+    # Few tokens are spread over all programs.
+    block = min(block, max(FEWEST_TOKENS, power_of_two(ceil(problem.rows / channels))))
+    threads = min(THREADS, max(FEWEST_THREADS, block * experts // FEW_LOGITS))
+    yield Config(block=block, channels=channels, num_warps=threads // target.warp_size)
 
 
 # ---------------------------------------------------------------------------------------------

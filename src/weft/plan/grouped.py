@@ -143,6 +143,17 @@ def candidates(config: type[Config], problem: Problem, target: Target) -> Iterat
 
 
 def _candidates(config: type[Config], problem: Problem, target: Target) -> Iterator[Any]:
+    # Where experts have a tile or less, reading their matrices is what takes time: several programs
+    # on an SM wait for more of them at once than one that is made of warps for each role.
+    is_read = problem.num_slots <= problem.experts * problem.tile_m
+    ways = [list(_for_hopper(config, problem, target)), list(_plain(config, problem, target))]
+    for some in reversed(ways) if is_read else ways:
+        yield from some
+
+
+def _for_hopper(config: type[Config], problem: Problem, target: Target) -> Iterator[Any]:
+    """The cheapest tile first."""
+
     def cost(cut: Blocking) -> float:
         """Of n columns in such tiles, in columns of wide ones."""
         each = SM90_COSTS[cut]
@@ -150,10 +161,13 @@ def _candidates(config: type[Config], problem: Problem, target: Target) -> Itera
             each *= STORED_LATE
         return -(-problem.n // cut.tile_n) * cut.tile_n * each
 
-    tile_m = problem.tile_m
     if "sm90" in problem.templates and problem.can_use_sm90(target):
         for cut in sorted(SM90_COSTS, key=cost):
             yield config(template="sm90", group_m=SM90_GROUP_M, **asdict(cut))
+
+
+def _plain(config: type[Config], problem: Problem, target: Target) -> Iterator[Any]:
+    tile_m = problem.tile_m
     for cut in blocking.candidates(tile_m, problem.n, problem.k, problem.dtype, target):
         cut = staged(replace(cut, tile_m=tile_m), problem.k, problem.itemsize, target)
         one = config(group_m=GROUP_M, **asdict(cut))

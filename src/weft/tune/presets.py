@@ -11,6 +11,7 @@ from typing import Any
 
 from weft.base.card import Op
 from weft.base.errors import UsageError
+from weft.compiler.experts import tile_rows
 
 GATHERED_LAYERS = {
     "llama3-8b mlp": (7168, 4096),
@@ -135,14 +136,9 @@ def mixture_points(op: str, tokens: Sequence[int], num_ranks: int) -> list[Point
                 shape |= {"k": inner // TENSOR_PARALLEL}
             else:  # whole experts on each rank, with room for a quarter more rows than they get
                 shape["capacity"] = each * top_k * 5 // 4
-            shape["tile_m"] = _tile_of(m * top_k // experts)
+            shape["tile_m"] = tile_rows(m * top_k, experts)
             points.append(Point(op, label, shape, _modes(m)))
     return points
-
-
-def _tile_of(slots: int) -> int:
-    """Rows of a tile where experts have so many slots: no more than most of them fill."""
-    return next((size for size in (128, 64, 32) if size <= slots), 16)
 
 
 def attention_points(tokens: Sequence[int]) -> list[Point]:

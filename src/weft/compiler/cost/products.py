@@ -210,8 +210,16 @@ def reread_us(product: Product, machine: Hardware) -> float:
 
 def grouped_us(slots: int, n: int, k: int, experts: int, itemsize: int, machine: Hardware) -> float:
     """A grouped product: of `slots` rows, or reading all experts' matrices if that is longer."""
-    flops_us = 2e-6 * slots * n * k / (machine.program_tflops * machine.num_sms)
-    return max(flops_us, experts * n * k * itemsize / machine.memory_gbps / 1e3)
+    return max(_flops_us(slots * n * k, machine), _read_us(experts * n * k * itemsize, machine))
+
+
+def _flops_us(cells: int, machine: Hardware) -> float:
+    """As many products and sums, by all SMs."""
+    return 2e-6 * cells / (machine.program_tflops * machine.num_sms)
+
+
+def _read_us(num_bytes: int, machine: Hardware) -> float:
+    return num_bytes / machine.memory_gbps / 1e3
 
 
 def is_read_once(
@@ -221,13 +229,19 @@ def is_read_once(
     """Is it worth waiting for all tokens, so that tiles of one expert come together and read its
     matrix once? As tokens arrive, tiles of each rank's read it. product: experts, n, k"""
     experts, n, k = product
-    matrices_us = experts * n * k * itemsize / machine.memory_gbps / 1e3
-    work_us = grouped_us(slots, n, k, experts, itemsize, machine)
+    work_us = _flops_us(slots * n * k, machine)
+    matrices_us = _read_us(experts * n * k * itemsize, machine)
     # An expert's last tile is half full on average.
     times = min(num_ranks, max(1.0, slots / (experts * tile_m) + 0.5))
     of_peers = tokens * k * itemsize * (num_ranks - 1) // num_ranks
     arrived_us = machine.put_gate_us + of_peers / machine.copy_gbps / 1e3
-    return arrived_us + work_us < max(work_us, times * matrices_us)
+    once, again = (_beside(work_us, many * matrices_us) for many in (1, times))
+    return arrived_us + once < again
+
+
+def _beside(work_us: float, read_us: float) -> float:
+    """Products and what they read, in each other's way: as read on 2 x H100."""
+    return (work_us**1.5 + read_us**1.5) ** (2 / 3)
 
 
 def leaving_us(product: Product, machine: Hardware, by_tma: bool = False) -> float:

@@ -8,12 +8,16 @@ from weft.base.hardware import Hardware
 
 
 def product_us(
-    rows: int, columns: int, k: int, itemsize: int, rows_of_tiles: int, machine: Hardware
+    tile: tuple[int, int], k: int, rows: int, itemsize: int, machine: Hardware
 ) -> float:
-    """A tile of a product. Rows of tiles share what they read of its right operand."""
-    flops = 2 * rows * columns * k
-    read_us = k * columns * itemsize / rows_of_tiles / (machine.few_gbps / machine.num_sms)
-    return machine.task_us + max(flops / machine.program_tflops / 1e6, read_us / 1e3)
+    """A tile of a product of so many rows. Rows of tiles share what they read of its right operand
+    from memory, but each tile reads both from L2, of the left one rows that there are."""
+    height, width = tile
+    flops, right = 2 * height * width * k, k * width * itemsize
+    of_memory_us = right / ceil(rows / height) / machine.few_gbps / 1e3
+    of_cache_us = (right + k * min(rows, height) * itemsize) / machine.cache_gbps / 1e3
+    read_us = machine.num_sms * max(of_memory_us, of_cache_us)
+    return machine.task_us + max(flops / machine.program_tflops / 1e6, read_us)
 
 
 def move_us(num_bytes: float, machine: Hardware) -> float:
