@@ -324,7 +324,7 @@ WAYS = {
     "few": lambda one, machine: products.few_rows_us(one, machine, True),
     "few by pushes": lambda one, machine: products.few_rows_us(one, machine, False),
     "tasks of products": lambda one, machine: tasks.rounds_us(
-        tasks.product_us(128, 128, one.k, 2, 64, machine), one.n // 64 * one.num_ranks,
+        tasks.product_us((128, 128), one.k, 64 * 128, 2, machine), one.n // 64 * one.num_ranks,
         machine.num_sms, machine,
     ),
     "tasks that move": lambda one, machine: tasks.move_us(one.m * one.n * one.k, machine),

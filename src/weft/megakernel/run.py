@@ -48,14 +48,14 @@ class Persistent:
     Units   num_workers: as many as the device has SMs (0), or fewer; splits: of each sequence's
             keys, which as many tasks read, or as many as keep the workers busy (0); split_k: parts
             along k of each product whose readers add parts up, or as many as are predicted to be
-            done first (0), by default one; num_warps: of a worker, or what its tiles take (0)
+            done first (0); num_warps: of a worker, or what its tiles take (0)
     """
 
     num_workers: int = 0
     splits: int = 0
     num_warps: int = 0
     num_stages: int = 5
-    split_k: int = 1  # until parts are read on GPUs
+    split_k: int = 0
 
     def __post_init__(self) -> None:
         whole_number("Persistent: num_workers", self.num_workers, 0, UsageError)

@@ -71,7 +71,10 @@ def candidates(problem: Problem, target: Target) -> Iterator[Config]:
     )
     plain = next(one for one in found if one.template == "plain")
     if found[0].template == "plain":
-        found = [replace(one, transport=ways[0].engine) for one in found]
+        found = [
+            replace(one, transport=ways[0].engine) if one.template == "plain" else one
+            for one in found
+        ]
     yield from found
     for way in ways:
         if (one := replace(plain, transport=way.engine)) not in found:

@@ -145,10 +145,11 @@ def candidates(config: type[Config], problem: Problem, target: Target) -> Iterat
 def _candidates(config: type[Config], problem: Problem, target: Target) -> Iterator[Any]:
     # Where experts have a tile or less, reading their matrices is what takes time: several programs
     # on an SM wait for more of them at once than one that is made of warps for each role.
-    is_read = problem.num_slots <= problem.experts * problem.tile_m
-    ways = [list(_for_hopper(config, problem, target)), list(_plain(config, problem, target))]
-    for some in reversed(ways) if is_read else ways:
-        yield from some
+    plain = _plain(config, problem, target)
+    if problem.num_slots <= problem.experts * problem.tile_m:
+        yield next(plain)
+    yield from _for_hopper(config, problem, target)
+    yield from plain
 
 
 def _for_hopper(config: type[Config], problem: Problem, target: Target) -> Iterator[Any]:

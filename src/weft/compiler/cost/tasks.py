@@ -11,12 +11,12 @@ def product_us(
     tile: tuple[int, int], k: int, rows: int, itemsize: int, machine: Hardware
 ) -> float:
     """A tile of a product of so many rows. Rows of tiles share what they read of its right operand
-    from memory, but each tile reads both from L2, of the left one rows that there are."""
+    from memory, but each tile loads both, of the left one rows that there are."""
     height, width = tile
     flops, right = 2 * height * width * k, k * width * itemsize
     of_memory_us = right / ceil(rows / height) / machine.few_gbps / 1e3
-    of_cache_us = (right + k * min(rows, height) * itemsize) / machine.cache_gbps / 1e3
-    read_us = machine.num_sms * max(of_memory_us, of_cache_us)
+    loaded_us = (right + k * min(rows, height) * itemsize) / machine.task_gbps / 1e3
+    read_us = max(machine.num_sms * of_memory_us, loaded_us)
     return machine.task_us + max(flops / machine.program_tflops / 1e6, read_us)
 
 
