@@ -378,9 +378,21 @@ def whole_ways_table(ops: Sequence[str], num_gpus: int) -> str:
     return "\n".join([*table(header, lines), "", told, ""])
 
 
-def decode_table(gpus: str) -> str:
+def experts_layer_table(gpus: str) -> str:
+    """A mixture of experts, routed, by each strategy; the fastest of a row in bold."""
+    document = json.loads((RESULTS / f"experts_layer_{gpus}.json").read_text())
+    ways, lines = list(document["rows"][0]["us"]), []
+    for row in document["rows"]:
+        times = [row["us"][way] for way in ways]
+        cells = [f"**{us:.0f}**" if us == min(times) else f"{us:.0f}" for us in times]
+        lines.append([row["model"], f"{row['tokens']}, {row['routing']}", *cells])
+    header = ["model", "tokens of a rank, routing", *ways]
+    return "\n".join([*table(header, lines), "", f"{gpus_of(document)}.", ""])
+
+
+def decode_table(gpus: str, what: str = "step") -> str:
     """A decode step of two layers, each way of doing it."""
-    document = json.loads((RESULTS / f"decode_step_{gpus}.json").read_text())
+    document = json.loads((RESULTS / f"decode_{what}_{gpus}.json").read_text())
     ways = list(document["rows"][0]["us"])
     lines = [
         [row["model"], f"{row['batch']}, {row['context']}", f"{row['weights_us']:.0f}",
@@ -481,6 +493,8 @@ TABLES: dict[str, Callable[[], str]] = {
     "others": lambda: whole_ways_table([op for op in names() if op not in SHOWN], 4),
     "decode_step": lambda: decode_table("h200x4"),
     "decode_fused": lambda: decode_table("h200x2"),
+    "decode_split": lambda: decode_table("h100x2", "split"),
+    "experts_layer": lambda: experts_layer_table("h100x2"),
     "changing_sizes": changing_sizes_table,
     "layers": lambda: layers_table("h100x2"),
 }
