@@ -15,13 +15,13 @@ from typing import Any
 
 import pytest
 import torch
-from ordinary import HIDDEN, Llama
+from ordinary import HIDDEN, Llama, MoE
 from parallel import seeded
 from torch import nn
 from torch.nn.functional import cross_entropy
 
 import weft
-from weft.layers import Activations, ParallelMLP
+from weft.layers import Activations, ParallelMLP, ParallelMoE
 
 RANKS, VOCABULARY, TOKENS = 2, 10, (2, 7)
 INF = float("inf")
@@ -151,3 +151,55 @@ def test_whole_numbers_have_one_processs_bits(ranks, split_from):
                 assert torch.equal(found, wanted[name].narrow(dim, first, found.shape[dim])), name
 
     ranks(main, RANKS)
+
+
+class Mixtures(nn.Module):
+    """Two mixtures of experts; all else is alike on all ranks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.head = nn.Embedding(VOCABULARY, HIDDEN), nn.Linear(HIDDEN, VOCABULARY)
+        self.norms = nn.ModuleList(nn.RMSNorm(HIDDEN, eps=1e-6) for _ in range(2))
+        self.mixtures = nn.ModuleList(MoE() for _ in range(2))
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        x = self.embed(ids)
+        for norm, mixture in zip(self.norms, self.mixtures, strict=True):
+            x = x + mixture(norm(x))
+        return self.head(x).float()
+
+
+@pytest.mark.parametrize(
+    ("steps", "dtype"),
+    [(SHORT, torch.float32), (SHORT, torch.bfloat16),
+     pytest.param(4 * WHOLE, torch.bfloat16, marks=pytest.mark.slow)],
+)  # fmt: skip
+def test_sums_by_choice_have_one_loss_curve_on_any_ranks(steps, dtype):
+    """Bit by bit, and gradients of the router, of norms and of experts."""
+
+    def main() -> tuple[torch.Tensor, list[torch.Tensor]]:
+        with weft.init() as world:
+            model, shards = seeded(Mixtures).to(dtype), []
+            for i, one in enumerate(model.mixtures):
+                model.mixtures[i] = ParallelMoE.from_module(
+                    one, world, strategy="dispatch by choice"
+                )
+
+            def keep(model: nn.Module) -> None:
+                shards[:] = [one.grad.clone() for one in model.parameters()]
+
+            return curve(model, steps, model, keep), shards
+
+    wanted = None
+    for num_ranks in (1, 2, 4):
+        with weft.emulated(ranks=num_ranks) as ranks:
+            curves, gradients = zip(*ranks.run(main), strict=True)
+        # Of experts each rank has a part.
+        whole = [
+            of[0] if wanted and of[0].shape == wanted[1][i].shape else torch.cat(of)
+            for i, of in enumerate(zip(*gradients, strict=True))
+        ]
+        wanted = wanted or (curves[0], whole)
+        assert all(torch.equal(one, wanted[0]) for one in curves), num_ranks
+        assert all(map(torch.equal, whole, wanted[1])), num_ranks
+    assert wanted[0][-1] < wanted[0][0]

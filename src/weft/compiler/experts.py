@@ -18,8 +18,6 @@ import torch
 
 # Rows of operands of the library's grouped product begin at so many bytes.
 ALIGNMENT = 16
-# Slots of a tile of a product.
-FEWEST_SLOTS, MOST_SLOTS = 32, 128
 
 
 class Tables(NamedTuple):
@@ -70,14 +68,6 @@ class Tables(NamedTuple):
 
 def dtype_of(table: str) -> torch.dtype:
     return torch.float32 if table.startswith("weight") else torch.int32
-
-
-def tile_rows(slots: int, experts: int) -> int:
-    """Slots of a tile, at most, where experts have so many in all: a tile holds what almost every
-    expert has, since a second one reads its matrix again. On an H100 tiles of 32 took as long as
-    those of 16, and where tokens choose few experts they are half as many."""
-    wanted = 3 * slots // (2 * max(1, experts))
-    return min(MOST_SLOTS, max(FEWEST_SLOTS, 1 << max(0, wanted - 1).bit_length()))
 
 
 class Routing(NamedTuple):
@@ -272,6 +262,8 @@ def _product_of_groups(rows: torch.Tensor, b: torch.Tensor) -> Any:
     """The library's product by offsets on the device, where it takes these tensors."""
     strides = [one.stride(i) * one.element_size() for one in (rows, b) for i in range(one.dim())
                if one.stride(i) != 1]  # fmt: skip
+    # Of what it returns too, whose gradient it is given.
+    strides.append(b.shape[2] * rows.element_size())
     # On GPUs it has kernels for bfloat16 alone.
     is_taken = not rows.is_cuda or rows.dtype == torch.bfloat16
     is_taken = is_taken and not any(stride % ALIGNMENT for stride in strides)

@@ -19,14 +19,15 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from weft.base.errors import UnsupportedError, UsageError
-from weft.base.parts import full_part
+from weft.base.expert_tiles import tile_rows
+from weft.base.parts import full_part, part_of
 from weft.compiler import experts
 from weft.compiler.experts import Routing, Scoring
 from weft.layers.activations import Activations, all_rows, own_rows, shared
 from weft.layers.gating import Gating
 from weft.layers.mlp import ACTIVATIONS, NAMES, ParallelMLP
 from weft.layers.shards import check_divides, like, one_of, shard_of, whole
-from weft.ops import ag_moe, ep_combine, ep_dispatch, moe_route, moe_rs
+from weft.ops import ag_moe, all_gather, ep_combine, ep_dispatch, moe_route, moe_rs
 from weft.runtime.world import World
 
 # How experts are spread, and tokens come to them.
@@ -157,12 +158,12 @@ class ParallelMoE(nn.Module):
     def _routed(self, rows: Tensor, m: int) -> Tensor:
         """What their experts make of own rows, of m of all ranks."""
         world, stacked, scoring = self.world, self.experts, self.scoring
-        is_wide = scoring.score == "sigmoid"
+        is_wide, by_choice = scoring.score == "sigmoid", self.strategy == BY_CHOICE
         # Each rank has a share of the router's gradient: that of its own rows.
-        weight = shared(self.gate["weight"], world)
+        weight = self.gate["weight"] if by_choice else shared(self.gate["weight"], world)
         wide = (rows.float(), weight.float()) if is_wide else (rows, weight)
-        logits = functional.linear(*wide)
-        tile_m = experts.tile_rows(m * self.top_k, logits.shape[1])
+        logits = _AsOfAll.apply(*wide, world, m) if by_choice else functional.linear(*wide)
+        tile_m = tile_rows(m * self.top_k, logits.shape[1])
         routing = moe_route(
             logits, self.top_k, world=world, m=m, tile_m=tile_m,
             bias=getattr(self.gate, BIAS) if is_wide else None,
@@ -177,16 +178,16 @@ class ParallelMoE(nn.Module):
     def _dispatched(self, rows: Tensor, m: int, routing: Routing) -> Tensor:
         """Rows go to the ranks of their experts, and back."""
         world, stacked, made = self.world, self.experts, routing.tables
+        by_choice = self.strategy == BY_CHOICE
         sent, handle = ep_dispatch(
             rows, made.ids, made.weights, self.gate["weight"].shape[0], world=world, clear=True,
-            max_tokens=full_part(m, world.num_ranks), tile_m=routing.tile_m,
+            max_tokens=full_part(m, world.num_ranks), tile_m=routing.tile_m, by_choice=by_choice,
         )  # fmt: skip
         own = Routing(handle.tables, handle.tile_m, split_experts=True)
         up, down = (stacked[name].transpose(1, 2) for name in ("gate_up_proj", "down_proj"))
         ends = experts.ends_of(own, len(down))
         y = self._act(experts.grouped_matmul(sent, up, own, ends=ends))
         y = experts.grouped_matmul(y, down, own, ends=ends)
-        by_choice = self.strategy == BY_CHOICE
         return ep_combine(y.contiguous(), handle, world=world, by_choice=by_choice)
 
     def _of_shared(self, x: Tensor) -> Tensor:
@@ -195,6 +196,28 @@ class ParallelMoE(nn.Module):
             weight = shared(getattr(self, SHARED_GATE)["weight"], self.world)
             y = functional.linear(x, weight).sigmoid() * y
         return y
+
+
+class _AsOfAll(torch.autograd.Function):
+    """own rows @ weight^T, as rows of the product of all ranks' m rows: a library's bits may depend
+    on how many rows there are. The gradient of the weight is of all rows at once, on every rank."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, weight: Tensor, world: World, m: int) -> Tensor:
+        ctx.save_for_backward(rows, weight)
+        ctx.world, ctx.m, ctx.own = world, m, slice(*part_of(m, world.rank, world.num_ranks))
+        whole = rows.new_zeros(m, rows.shape[1])
+        whole[ctx.own] = rows
+        return functional.linear(whole, weight)[ctx.own]
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple:  # type: ignore[override]
+        own, weight = ctx.saved_tensors
+        back, rows = (
+            all_gather(one.contiguous(), world=ctx.world, m=ctx.m).to(weight.dtype)
+            for one in (gradient, own)
+        )
+        return (back @ weight)[ctx.own].to(own.dtype), back.t() @ rows, None, None
 
 
 def _said(module: nn.Module, *names: str, default: Any = None) -> Any:

@@ -120,6 +120,7 @@ def ep_dispatch(
     tile_m: int = 128,
     handle: Handle | None = None,
     clear: bool = False,
+    by_choice: bool = False,
     config: Config | None = None,
 ) -> Dispatched:
     """Rows of tokens to the ranks that have their experts, sorted by expert. Collective.
@@ -127,7 +128,8 @@ def ep_dispatch(
         x'[slot] = x of its source rank[its token]     slots by (own expert, source rank, token)
 
     With `handle` another x goes the ways of an earlier call, without a word about them. x may be
-    (rows, scales): then both go, as x', by one launch.
+    (rows, scales): then both go, as x', by one launch. by_choice: a token's gradients are added up
+    in the order of its choices, as ep_combine does it.
 
     Shapes  x: [own tokens, n], scales: [own tokens, any number], contiguous; ids, weights: [own
             tokens, top_k]; experts: how many all ranks have, split as torch.chunk does; max_tokens:
@@ -145,7 +147,7 @@ def ep_dispatch(
     if operations.is_asked(rows, *(() if weights is None else (weights,))):
         rows, ids, weights = operations.plain("ep_dispatch", world, (rows, ids, weights))
         call = partial(_dispatch, rows, scales, ids, weights, *rest, clear=True, config=config)
-        return _with_gradients(call, rows, scales, weights, world)
+        return _with_gradients(call, rows, scales, weights, world, by_choice)
     return _dispatch(rows, scales, ids, weights, *rest, clear=clear, config=config)
 
 
@@ -291,8 +293,9 @@ def problem_of(
 
 @torch.compiler.disable
 def _with_gradients(
-    call: Callable[[], Dispatched], rows: Any, scales: Any, weights: Any, world: Any
-) -> Dispatched:
+    call: Callable[[], Dispatched], rows: Any, scales: Any, weights: Any, world: Any,
+    by_choice: bool,
+) -> Dispatched:  # fmt: skip
     """What `call()` gives, with zeros behind the last slot."""
     if not operations.is_differentiated(rows, weights):
         with operations.without_autocast():
@@ -303,7 +306,7 @@ def _with_gradients(
             "torch.no_grad(), or send rows in bfloat16 where they are trained"
         )
     kept: list[Dispatched] = []
-    x, weight_of, own = _Gradient.apply(rows, weights, call, world, kept)
+    x, weight_of, own = _Gradient.apply(rows, weights, call, world, kept, by_choice)
     (made,) = kept
     tables = made.handle.tables._replace(weight_of=weight_of, weights=own)
     return Dispatched(x, made.handle._replace(tables=tables))
@@ -311,11 +314,14 @@ def _with_gradients(
 
 class _Gradient(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, rows: Any, weights: Any, call: Any, world: Any, kept: list) -> tuple:
+    def forward(
+        ctx: Any, rows: Any, weights: Any, call: Any, world: Any, kept: list, by_choice: bool
+    ) -> tuple:
         with operations.without_autocast():
             made = call()
         kept.append(made)
         ctx.handle, ctx.world, ctx.is_weighted = made.handle, world, weights is not None
+        ctx.by_choice = by_choice
         # Other tensors than the handle's, which has no gradient.
         tables = made.handle.tables
         return made.x, tables.weight_of.clone(), tables.weights.clone()
@@ -326,11 +332,14 @@ class _Gradient(torch.autograd.Function):
 
         d_rows = d_weights = None
         if ctx.needs_input_grad[0]:
-            d_rows = ep_combine(dx.contiguous(), ctx.handle, world=ctx.world, weighted=False)
+            d_rows = ep_combine(
+                dx.contiguous(), ctx.handle, world=ctx.world, weighted=False,
+                by_choice=ctx.by_choice,
+            )  # fmt: skip
         if ctx.is_weighted and ctx.needs_input_grad[1]:
             slots = _by_choice(ctx.handle.tables.slot_of, d_weight_of)
             d_weights = ep_combine(slots, ctx.handle, world=ctx.world, weighted=False) + d_own
-        return d_rows, d_weights, None, None, None
+        return d_rows, d_weights, None, None, None, None
 
 
 def _by_choice(slot_of: torch.Tensor, values: torch.Tensor) -> torch.Tensor:

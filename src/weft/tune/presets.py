@@ -11,7 +11,7 @@ from typing import Any
 
 from weft.base.card import Op
 from weft.base.errors import UsageError
-from weft.compiler.experts import tile_rows
+from weft.base.expert_tiles import tile_rows
 
 GATHERED_LAYERS = {
     "llama3-8b mlp": (7168, 4096),

@@ -7,9 +7,7 @@ from math import ceil
 from weft.base.hardware import Hardware
 
 
-def product_us(
-    tile: tuple[int, int], k: int, rows: int, itemsize: int, machine: Hardware
-) -> float:
+def product_us(tile: tuple[int, int], k: int, rows: int, itemsize: int, machine: Hardware) -> float:
     """A tile of a product of so many rows. Rows of tiles share what they read of its right operand
     from memory, but each tile loads both, of the left one rows that there are."""
     height, width = tile
