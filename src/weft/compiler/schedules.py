@@ -23,7 +23,7 @@ from weft.compiler.cost.choose import staged_chunks
 from weft.compiler.facts import Facts, Settings, class_of
 from weft.ir.kinds import PRODUCTS
 from weft.ir.schedule import Schedule
-from weft.ir.task import ENGINES, LL, Program, are_alike
+from weft.ir.task import ENGINES, LL, Program, Task, are_alike
 from weft.tiles import blocking, gemm_sm90, gemm_small, multiply_sm90
 from weft.tiles.blocking import Blocking
 from weft.tiles.hooks import scatter
@@ -263,20 +263,41 @@ def _planned(
     program: Program, config: Schedule, engine: str, chunks: int, m: int, num_ranks: int,
     target: Target, nodes: tuple[int, ...],
 ) -> pipeline.Stages:  # fmt: skip
-    placed = pipeline.compile_program(program).tasks["place"]
-    (product,) = [one.name for one in placed.tasks if one.kind in PRODUCTS]
-    (collective,) = [one.name for one in placed.tasks if one.kind in ENGINES]
+    product, collective = _parts_of(_placed(program))
     tile = config.tile
-    if placed.task(product).kind == "grouped_matmul":
+    if product.kind == "grouped_matmul":
         # Signals say which tokens are there, not which tiles: another variant may have others.
         tile = (tile[0], multiply_sm90.wide_columns(tile[1]), tile[2])
-        if placed.task(collective).kind == "all_gather":
+        if collective.kind == "all_gather":
             is_fed = config.transport == SM_PUSH
             engine, chunks = ("feed", config.pushers) if is_fed else (CE_PUSH, 1)
+    stages = _overlapped(program, tile, engine, chunks, m, num_ranks, target, nodes)
+    kernel = stages.program.task(product.name).kernel
+    return replace(stages, schedules={kernel: config})
+
+
+@lru_cache(maxsize=64)
+def _placed(program: Program) -> Program:
+    return pipeline.compile_program(program).tasks["place"]
+
+
+def _parts_of(program: Program) -> tuple[Task, Task]:
+    """The product and the collective."""
+    (product,) = [one for one in program.tasks if one.kind in PRODUCTS]
+    (collective,) = [one for one in program.tasks if one.kind in ENGINES]
+    return product, collective
+
+
+# All of a schedule that a plan asks: some ten plans of a product.
+@lru_cache(maxsize=1024)
+def _overlapped(
+    program: Program, tile: tuple[int, int, int], engine: str, chunks: int, m: int, num_ranks: int,
+    target: Target, nodes: tuple[int, ...],
+) -> pipeline.Stages:  # fmt: skip
+    placed = _placed(program)
+    product, collective = (one.name for one in _parts_of(placed))
     settings = Settings(
         tiles={product: tile}, engines={collective: engine},
         chunks={collective: chunks} if chunks else {},
     )  # fmt: skip
-    stages = pipeline.overlap(placed, Facts({"m": m}, num_ranks, target, nodes), settings)
-    kernel = stages.program.task(product).kernel
-    return replace(stages, schedules={kernel: config})
+    return pipeline.overlap(placed, Facts({"m": m}, num_ranks, target, nodes), settings)
