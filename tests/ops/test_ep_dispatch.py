@@ -9,8 +9,10 @@ import torch
 
 import weft
 from weft.base.errors import CapacityError, ConfigError, DtypeError, ShapeError, UsageError
+from weft.base.parts import full_part, part_of
 from weft.base.target import TARGETS
 from weft.language import triton_api
+from weft.ops import ep_combine, moe_route
 from weft.ops.ep_dispatch import TABLES, Config, Problem, candidates, ep_dispatch, op
 from weft.verify import compiled
 
@@ -300,3 +302,36 @@ def test_tables_compile_and_keep_their_waits(target):
     for problem in (PLAIN, FEW):
         (fn, record), _ = op.kernels(problem, None, TARGETS[target])
         check_kernel(fn, record, TARGETS[target])
+
+
+@pytest.mark.parametrize(("num_ranks", "m"), [(3, 7), (2, 8), (3, 2), (1, 5)])
+def test_a_router_that_has_told_all_ranks(ranks, num_ranks, m):
+    """The same rows, tables and sums as by a dispatch of its choices."""
+    logits = torch.randn(m, 6, generator=torch.Generator().manual_seed(m))
+
+    def main():
+        with weft.init() as world:
+            own = slice(*part_of(m, world.rank, num_ranks))
+            x = torch.arange(40.0).repeat(m, 1)[own] + own.start
+            routing = moe_route(logits[own], 2, world=world, m=m, tile_m=16, split_experts=True)
+            got, handle = ep_dispatch(x, handle=routing, world=world, clear=True)
+            made, rows = routing.tables, full_part(m, num_ranks)
+            wanted, other = ep_dispatch(
+                x, made.ids, made.weights, 6, world=world, max_tokens=rows, tile_m=16, clear=True
+            )
+            count = int(made.counts.sum())
+            assert torch.equal(got[:count], wanted[:count]) and not got[count:].any()
+            assert not wanted[count:].any()
+            for name in ("slot_of", "counts", "ids", "weights"):
+                assert torch.equal(getattr(handle.tables, name), getattr(other.tables, name)), name
+            for by_choice in (False, True):
+                sums = [
+                    ep_combine(one, how, world=world, by_choice=by_choice)
+                    for one, how in ((got, handle), (wanted, other))
+                ]
+                assert torch.equal(*sums)
+            of_all = moe_route(logits[own], 2, world=world, m=m)
+            with pytest.raises(ShapeError, match="call moe_route with split_experts=True"):
+                ep_dispatch(x, handle=of_all, world=world)
+
+    ranks(main, num_ranks)

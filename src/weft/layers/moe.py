@@ -20,7 +20,7 @@ from torch.nn import functional
 
 from weft.base.errors import UnsupportedError, UsageError
 from weft.base.expert_tiles import tile_rows
-from weft.base.parts import full_part, part_of
+from weft.base.parts import part_of
 from weft.compiler import experts
 from weft.compiler.experts import Routing, Scoring
 from weft.layers.activations import Activations, all_rows, own_rows, shared
@@ -167,23 +167,20 @@ class ParallelMoE(nn.Module):
         routing = moe_route(
             logits, self.top_k, world=world, m=m, tile_m=tile_m,
             bias=getattr(self.gate, BIAS) if is_wide else None,
-            split_experts=self.strategy == GATHER, **scoring._asdict(),
+            split_experts=self.strategy != COLUMNS, **scoring._asdict(),
         )  # fmt: skip
         if self.strategy in (DISPATCH, BY_CHOICE):
-            return self._dispatched(rows, m, routing)
+            return self._dispatched(rows, routing)
         up = ag_moe(rows, stacked["gate_up_proj"].transpose(1, 2), routing, world=world)
         down = stacked["down_proj"].transpose(1, 2)
         return moe_rs(self._act(up), down, routing, world=world)
 
-    def _dispatched(self, rows: Tensor, m: int, routing: Routing) -> Tensor:
-        """Rows go to the ranks of their experts, and back."""
-        world, stacked, made = self.world, self.experts, routing.tables
-        by_choice = self.strategy == BY_CHOICE
+    def _dispatched(self, rows: Tensor, own: Routing) -> Tensor:
+        """Rows go to the ranks of their experts, and back. own: of own experts"""
+        world, stacked, by_choice = self.world, self.experts, self.strategy == BY_CHOICE
         sent, handle = ep_dispatch(
-            rows, made.ids, made.weights, self.gate["weight"].shape[0], world=world, clear=True,
-            max_tokens=full_part(m, world.num_ranks), tile_m=routing.tile_m, by_choice=by_choice,
+            rows, handle=own, world=world, clear=True, by_choice=by_choice
         )  # fmt: skip
-        own = Routing(handle.tables, handle.tile_m, split_experts=True)
         up, down = (stacked[name].transpose(1, 2) for name in ("gate_up_proj", "down_proj"))
         ends = experts.ends_of(own, len(down))
         y = self._act(experts.grouped_matmul(sent, up, own, ends=ends))

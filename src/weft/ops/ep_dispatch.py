@@ -19,8 +19,9 @@ Plan: two kernels on each rank, on one slot
              arrival. Choices that are wrong become none, and the last program says so
     rows     by channel: own tokens, some at a time -> `gathered` of each rank that needs them, and
              a word; then for each source, own first, when its word is here: rows -> slots
-With a handle the tables are there, and the second kernel is all. The first one waits for no
-credits: a rank that has sent the rows of a call is done with its choices, and all send a word.
+With a handle, or a router's tables of own experts, these are there, and the second kernel is all.
+The first one waits for no credits: a rank that has sent the rows of a call is done with its
+choices, and all send a word.
 
 Signals (SET to the call's epoch e; each is waited for in the call that sets it)
     routed[src * blocks + b]     choices of block b of rank src are here, with their counts. By src
@@ -49,7 +50,7 @@ from weft.base.dtypes import DTYPES
 from weft.base.errors import DtypeError, ShapeError
 from weft.base.providers import provider
 from weft.compiler import layouts
-from weft.compiler.experts import Tables
+from weft.compiler.experts import Routing, Tables
 from weft.ops import _baselines
 from weft.plan import by_libraries, expert_parallel, operations
 from weft.plan.expert_parallel import Config, Handle
@@ -118,7 +119,7 @@ def ep_dispatch(
     max_tokens: int | None = None,
     capacity: int | None = None,
     tile_m: int = 128,
-    handle: Handle | None = None,
+    handle: Handle | Routing | None = None,
     clear: bool = False,
     by_choice: bool = False,
     config: Config | None = None,
@@ -127,7 +128,8 @@ def ep_dispatch(
 
         x'[slot] = x of its source rank[its token]     slots by (own expert, source rank, token)
 
-    With `handle` another x goes the ways of an earlier call, without a word about them. x may be
+    With `handle` another x goes the ways of an earlier call, without a word about them; or those of
+    a router that has told all ranks (moe_route with split_experts), whose Routing it is. x may be
     (rows, scales): then both go, as x', by one launch. by_choice: a token's gradients are added up
     in the order of its choices, as ep_combine does it.
 
@@ -143,6 +145,8 @@ def ep_dispatch(
             expert or come twice. All ranks raise them
     """
     rows, scales = x if isinstance(x, tuple) else (x, None)
+    if isinstance(handle, Routing):
+        handle = expert_parallel.handle_of(handle, Problem, world)
     rest = (experts, world, max_tokens, capacity, tile_m, handle)
     if operations.is_asked(rows, *(() if weights is None else (weights,))):
         rows, ids, weights = operations.plain("ep_dispatch", world, (rows, ids, weights))
@@ -308,6 +312,8 @@ def _with_gradients(
     kept: list[Dispatched] = []
     x, weight_of, own = _Gradient.apply(rows, weights, call, world, kept, by_choice)
     (made,) = kept
+    if weights is None:  # gradients of the handle's go the way by which it was made
+        return Dispatched(x, made.handle)
     tables = made.handle.tables._replace(weight_of=weight_of, weights=own)
     return Dispatched(x, made.handle._replace(tables=tables))
 

@@ -15,9 +15,10 @@ from weft.base.card import UNFUSED
 from weft.base.errors import ShapeError
 from weft.base.parts import full_part
 from weft.base.target import Target
-from weft.compiler.experts import Tables
+from weft.compiler.experts import Routing, Tables
 from weft.plan import described, exchanges
 from weft.plan.choices import config_of
+from weft.plan.problems import nodes_of
 from weft.plan.routing import ByTables, tokens_together
 from weft.plan.vectors import power_of_two
 from weft.tiles import experts
@@ -146,6 +147,29 @@ class Handle(NamedTuple):
     def tile_m(self) -> int:
         """Slots of a tile of the tables, at most."""
         return self.problem.tile_m
+
+
+def handle_of(routing: Routing, kind: type[Problem], world: Any) -> Handle:
+    """What a router has told all ranks, as a dispatch tells it: tables of own experts.
+
+    Raises  ShapeError: its tables are of all experts
+    """
+    made, ranks = routing.tables, world.num_ranks
+    if not routing.split_experts:
+        raise ShapeError(
+            f"{kind.op}: the routing has tables of all experts; it takes those of a rank's own: "
+            "call moe_route with split_experts=True"
+        )
+    m, top_k = made.slot_of.shape
+    rows, capacity = full_part(m, ranks), made.token_of.shape[0]
+    if missing := rows * ranks - m:  # each rank has as many places of tokens
+        slot_of = torch.nn.functional.pad(made.slot_of, (0, 0, 0, missing), value=-1)
+        made = made._replace(slot_of=slot_of)
+    problem = kind(
+        rows * ranks, 1, ranks, "bfloat16", nodes_of(world), made.counts.shape[1] * ranks, top_k,
+        routing.tile_m, capacity,
+    )  # fmt: skip
+    return Handle(made, problem)
 
 
 def begin(world: Any, problem: Problem, config: Config | None, kind: str) -> Config:
