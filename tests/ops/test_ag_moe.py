@@ -68,14 +68,15 @@ def test_expert_by_expert(ranks, waiting_for_all, transport):
 
 def test_large_matrices_are_read_once():
     """DeepSeek-V3's of 8192 tokens, and not mixtral's, which have many rows each; nor those of few
-    tokens where half of the experts have a second tile."""
+    tokens where half of the experts have a second tile, or where waiting is next to nothing."""
     sizes = {"num_ranks": 2, "dtype": "bfloat16"}
     many, few = {"m": 8192, "tile_m": 128}, {"m": 256, "tile_m": 16}
     for more, order in (
         ({**many, "n": 1024, "k": 7168, "experts": 256, "top_k": 8}, "by_expert"),
         ({**many, "n": 7168, "k": 4096, "experts": 8, "top_k": 2}, "in_turn"),
         ({**few, "n": 768, "k": 2048, "experts": 128, "top_k": 8}, "by_expert"),
-        ({**few, "n": 768, "k": 2048, "experts": 1024, "top_k": 8}, "in_turn"),
+        ({**few, "n": 768, "k": 2048, "experts": 128, "top_k": 8, "tile_m": 32}, "in_turn"),
+        ({**few, "n": 2048, "k": 7168, "experts": 256, "top_k": 8, "tile_m": 32}, "by_expert"),
     ):
         problem, target = Problem(**sizes, **more), TARGETS["cuda:90"]
         stages = schedules.planned(

@@ -222,6 +222,11 @@ def _read_us(num_bytes: int, machine: Hardware) -> float:
     return num_bytes / machine.memory_gbps / 1e3
 
 
+# Of a product: so little may be waited for in any case, since tokens may choose few experts, which
+# then have many tiles.
+PATIENCE = 0.02
+
+
 def is_read_once(
     slots: int, tokens: int, product: tuple[int, int, int], tile_m: int, num_ranks: int,
     itemsize: int, machine: Hardware,
@@ -236,7 +241,7 @@ def is_read_once(
     of_peers = tokens * k * itemsize * (num_ranks - 1) // num_ranks
     arrived_us = machine.put_gate_us + of_peers / machine.copy_gbps / 1e3
     once, again = (_beside(work_us, many * matrices_us) for many in (1, times))
-    return arrived_us + once < again
+    return arrived_us < PATIENCE * once or arrived_us + once < again
 
 
 def _beside(work_us: float, read_us: float) -> float:
