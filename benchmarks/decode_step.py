@@ -5,7 +5,8 @@
 Each row of the batch is a sequence of --context tokens, the new one counted; heads and columns are
 split over the ranks. Answers are checked against torch's before anything is timed. All ways are
 recorded; replays in turns; the slowest rank's median over rounds. `weights_us` is how long reading
-the weights and caches of a rank takes at 4.8 TB/s. Writes results/decode_step_<gpus>.json.
+the weights and caches of a rank takes at the rate in its GPU's data sheet. Writes
+results/decode_step_<gpus>.json.
 
 "torch, .." are the step operation by operation; "fused torch, .." as a good user of torch writes
 it: one product for queries, keys and values, pointwise functions by torch.compile, torch's one-shot
@@ -53,7 +54,8 @@ from weft.tune.provenance import provenance, save
 
 RESULTS = Path(__file__).parent / "results"
 LAYERS, EPS, DTYPE = 2, 1e-6, "bfloat16"
-HBM_GBPS = 4800.0
+# By data sheets.
+HBM_GBPS = {"H100": 3350.0, "H200": 4800.0}
 
 
 class Model(NamedTuple):
@@ -403,13 +405,16 @@ def main(rank: int, options: argparse.Namespace) -> None:
         return
     results: dict[str, Any] = provenance() if rank == 0 else {}
     results |= {"what": __doc__.splitlines()[0], "num_ranks": n, "layers": LAYERS, "rows": []}
+    own = torch.cuda.get_device_name()
+    hbm_gbps = next((gbps for gpu, gbps in HBM_GBPS.items() if gpu in own), HBM_GBPS["H200"])
+    results["hbm_gbps"] = hbm_gbps
     for name in options.models.split(","):
         for batch in map(int, options.batch.split(",")):
             given = inputs(MODELS[name], options.context, batch, rank, n, world.device)
             ways = ways_of(world, MODELS[name], options.context, given, splits_k)
             read = sum(one.nbytes for one in given.values())
             row = {"model": name, "batch": batch, "context": options.context,
-                   "weights_us": round(read / HBM_GBPS / 1e3, 1),
+                   "weights_us": round(read / hbm_gbps / 1e3, 1),
                    "us": measure(world, ways, options.rounds)}  # fmt: skip
             if rank == 0:
                 results["rows"].append(row)
