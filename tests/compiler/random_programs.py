@@ -213,7 +213,7 @@ def random_experts(seed: int, num_ranks: int, dtype: str = "float32") -> Compile
             router, up, down = given[f"router{i}"], given[f"up{i}"], given[f"down{i}"]
             routing = moe_route(
                 x @ router if is_routed else router, top_k=top_k,
-                split_experts=is_gathered and not is_split,
+                split_experts=not is_split and (is_gathered or i == 0),
             )  # fmt: skip
             tokens = all_gather(x) if is_gathered else x
             rows = gather_rows(tokens, routing) if is_gathered else ep_dispatch(x, routing)

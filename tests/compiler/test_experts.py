@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 from random_programs import of_rank
@@ -55,8 +57,9 @@ def layer(dtype: str = "float32", top_k: int = TOP_K) -> Compiled:
     return moe
 
 
-def dispatched() -> Compiled:
-    """Tokens to the ranks that have their experts, whole ones; by a router within."""
+def dispatched(split_experts: bool = False) -> Compiled:
+    """Tokens to the ranks that have their experts, whole ones; by a router within, whose tables
+    may be of these."""
 
     @program(
         mesh="ep",
@@ -66,7 +69,7 @@ def dispatched() -> Compiled:
         w2=Tensor("float32", (E, F, K), Shard(0)),
     )
     def moe(x, router, w1, w2):
-        routing = moe_route(x @ router, top_k=TOP_K)
+        routing = moe_route(x @ router, top_k=TOP_K, split_experts=split_experts)
         h = silu_mul(grouped_matmul(ep_dispatch(x, routing), w1, routing))
         return ep_combine(grouped_matmul(h, w2, routing), routing)
 
@@ -109,7 +112,7 @@ def replicated() -> Compiled:
     return moe
 
 
-@pytest.mark.parametrize("made", [layer, dispatched, replicated])
+@pytest.mark.parametrize("made", [layer, dispatched, partial(dispatched, True), replicated])
 @pytest.mark.parametrize("num_ranks", [1, 3])
 def test_a_layer_equals_its_reference(ranks, made, num_ranks: int):
     """Ragged m, fewer tokens than ranks, none at all; more ranks than experts have."""
@@ -131,7 +134,7 @@ def chosen(tokens: int, which: str) -> torch.Tensor:
     return logits
 
 
-@pytest.mark.parametrize("made", [layer, dispatched])
+@pytest.mark.parametrize("made", [layer, dispatched, partial(dispatched, True)])
 def test_experts_without_tokens(ranks, made):
     compiled = made()
     placed = compiled.stages.program
@@ -207,7 +210,7 @@ def test_products_of_groups(columns: int):
 
 
 def test_layers_survive_as_text():
-    for compiled in (layer(), dispatched()):
+    for compiled in (layer(), dispatched(), dispatched(True)):
         for stage in compiled.stages.tasks.values():
             assert task.parse(task.show(stage)) == stage
         assert device.parse(device.show(compiled.plan)) == compiled.plan

@@ -180,10 +180,11 @@ KINDS = {
         ((WHOLE, Partial(), WHOLE), Partial()),
     )),
     # As gather_rows of all ranks' tokens, to where their experts are; and back, as scatter_rows.
-    "ep_dispatch": Kind(2, ((ByTable(), COLUMN), _TABLE), (((Shard(0), WHOLE), ByExpert()),),
-                        is_collective=True),
-    "ep_combine": Kind(2, ((ByTable(), COLUMN), _TABLE), (((ByExpert(), WHOLE), Shard(0)),),
-                       is_collective=True),
+    **{kind: Kind(2, ((ByTable(), COLUMN), _TABLE), tuple(
+        ((rows, table), made) for table in (WHOLE, ByExpert())
+    ), is_collective=True) for kind, rows, made in (
+        ("ep_dispatch", Shard(0), ByExpert()), ("ep_combine", ByExpert(), Shard(0)),
+    )},
     # A decode step: heads are split over ranks, lengths are known to all.
     "rope": Kind(2, ((ROW, All()), (All(), ROW)),
                  (*_kept((WHOLE, Shard(1))), ((Shard(0), Shard(1)), Shard(0))),
