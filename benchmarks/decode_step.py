@@ -32,6 +32,7 @@ import torch.nn.functional as F
 import weft
 import weft.megakernel
 import weft.ops
+from weft.base.machines import MEASURED, PUBLIC
 from weft.compiler import (
     Replicate,
     Shard,
@@ -54,8 +55,6 @@ from weft.tune.provenance import provenance, save
 
 RESULTS = Path(__file__).parent / "results"
 LAYERS, EPS, DTYPE = 2, 1e-6, "bfloat16"
-# By data sheets.
-HBM_GBPS = {"H100": 3350.0, "H200": 4800.0}
 
 
 class Model(NamedTuple):
@@ -396,6 +395,12 @@ def write_trace(
         print(f"{name:24}{len(of):6}" + "".join(f"{one / 1e3:8.1f}" for one in us), flush=True)
 
 
+def memory_gbps(gpu: str) -> float:
+    """By the data sheet; of a GPU that is not known the H200's."""
+    found = (one for name, one in PUBLIC.items() if name.partition("x")[0] in gpu.lower())
+    return next(found, MEASURED).memory_gbps
+
+
 def main(rank: int, options: argparse.Namespace) -> None:
     world = weft.init(trace_tiles=1 << 14 if options.trace else 0)
     n, splits_k = world.num_ranks, [int(one) for one in options.split_k.split(",") if one]
@@ -405,9 +410,7 @@ def main(rank: int, options: argparse.Namespace) -> None:
         return
     results: dict[str, Any] = provenance() if rank == 0 else {}
     results |= {"what": __doc__.splitlines()[0], "num_ranks": n, "layers": LAYERS, "rows": []}
-    own = torch.cuda.get_device_name()
-    hbm_gbps = next((gbps for gpu, gbps in HBM_GBPS.items() if gpu in own), HBM_GBPS["H200"])
-    results["hbm_gbps"] = hbm_gbps
+    results["hbm_gbps"] = hbm_gbps = memory_gbps(torch.cuda.get_device_name())
     for name in options.models.split(","):
         for batch in map(int, options.batch.split(",")):
             given = inputs(MODELS[name], options.context, batch, rank, n, world.device)

@@ -305,7 +305,7 @@ def test_tables_compile_and_keep_their_waits(target):
 
 
 @pytest.mark.parametrize(("num_ranks", "m"), [(3, 7), (2, 8), (3, 2), (1, 5)])
-def test_a_router_that_has_told_all_ranks(ranks, num_ranks, m):
+def test_by_a_routers_tables_of_own_experts(ranks, num_ranks, m):
     """The same rows, tables and sums as by a dispatch of its choices."""
     logits = torch.randn(m, 6, generator=torch.Generator().manual_seed(m))
 

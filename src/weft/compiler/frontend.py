@@ -204,8 +204,8 @@ def moe_route(logits: Value, *, top_k: int, split_experts: bool = False) -> Valu
     logits: [m, experts] @ Shard(0) or Replicate(). The result is a table, which the functions below
     take: how many rows an expert has is known on the device alone. Weights are the softmax over
     those taken. With split_experts it is @ ByExpert(): each rank's is of its own experts, whose
-    rows gather_rows then gives, and scatter_rows gives a summand; ep_dispatch sends rows by it
-    without a word about choices.
+    rows gather_rows then gives, and scatter_rows gives a summand; ep_dispatch sends rows by it,
+    and no choices.
     """
     return _record("ep_route" if split_experts else "moe_route", logits, top_k=top_k)
 

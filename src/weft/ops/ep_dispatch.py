@@ -129,7 +129,7 @@ def ep_dispatch(
         x'[slot] = x of its source rank[its token]     slots by (own expert, source rank, token)
 
     With `handle` another x goes the ways of an earlier call, without a word about them; or those of
-    a router that has told all ranks (moe_route with split_experts), whose Routing it is. x may be
+    the Routing of moe_route with split_experts, by which all ranks know all choices. x may be
     (rows, scales): then both go, as x', by one launch. by_choice: a token's gradients are added up
     in the order of its choices, as ep_combine does it.
 
@@ -328,6 +328,8 @@ class _Gradient(torch.autograd.Function):
         kept.append(made)
         ctx.handle, ctx.world, ctx.is_weighted = made.handle, world, weights is not None
         ctx.by_choice = by_choice
+        if weights is None:
+            return made.x, None, None
         # Other tensors than the handle's, which has no gradient.
         tables = made.handle.tables
         return made.x, tables.weight_of.clone(), tables.weights.clone()

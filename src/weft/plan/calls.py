@@ -133,9 +133,9 @@ def _ep_dispatch(step: Call, operands: Sequence[Any], here: Here) -> Any:
     """Rows to their experts' ranks; how they went is kept with the table, for their way back."""
     x, routing = operands
     table, tables, m = step.reads[1], routing.tables, here.size(step.reads[1])
-    # What a router has told all ranks nobody tells them again.
-    told = routing if routing.split_experts else None
-    given: dict[str, Any] = {"handle": here.kept.get(table) or told}
+    # By tables of own experts all ranks know all choices: none is sent again.
+    routed = routing if routing.split_experts else None
+    given: dict[str, Any] = {"handle": here.kept.get(table) or routed}
     if given["handle"] is None:
         most = full_part(m, here.world.num_ranks)
         given = {

@@ -150,7 +150,7 @@ class Handle(NamedTuple):
 
 
 def handle_of(routing: Routing, kind: type[Problem], world: Any) -> Handle:
-    """What a router has told all ranks, as a dispatch tells it: tables of own experts.
+    """The handle of a dispatch by a router's tables of own experts.
 
     Raises  ShapeError: its tables are of all experts
     """

@@ -21,6 +21,9 @@ from weft.tiles.blocking import Blocking
 ITEMSIZE = 2
 # Columns of a product that waits for its operands in shared memory.
 THIN_REST = 32
+# Of a grouped product: so little may be waited for in any case, since tokens may choose few
+# experts, which then have many tiles.
+PATIENCE = 0.02
 
 
 @dataclass(frozen=True)
@@ -220,11 +223,6 @@ def _flops_us(cells: int, machine: Hardware) -> float:
 
 def _read_us(num_bytes: int, machine: Hardware) -> float:
     return num_bytes / machine.memory_gbps / 1e3
-
-
-# Of a product: so little may be waited for in any case, since tokens may choose few experts, which
-# then have many tiles.
-PATIENCE = 0.02
 
 
 def is_read_once(
