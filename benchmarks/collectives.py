@@ -38,6 +38,8 @@ HOST_CALLS = 200
 SUMS = ("all_reduce", "reduce_scatter")
 # Channels, warps, bytes of a thread.
 CUTS = ((128, 16, 64), (128, 16, 32), (256, 8, 64), (256, 8, 32))
+# Of packets: channels, warps.
+PACKET_CUTS = ((128, 4), (256, 4), (128, 8))
 
 
 class Variant(NamedTuple):
@@ -121,14 +123,21 @@ class Subject:
         yield from wanted(boxes, "plain", cuts)
         yield from wanted("sm_pull", "plain", cuts[:1])
         yield from wanted("sm_pull", "symmetric", cuts)
+        if self.op != "all_reduce" and self.nbytes <= 2 * MB:
+            for channels, warps in PACKET_CUTS:
+                packets = config("ll", channels, 128 * warps, warps)
+                yield self.weft(f"ll {channels}/{warps}/16", packets, "plain")
         if self.op == "all_gather":
             yield from wanted("ce_pull", "plain", cuts[:1])
             yield from wanted("ce_pull", "symmetric", cuts[:1])
         if self.op == "all_reduce":
             yield from wanted("sm_pull", "symmetric out=x", cuts)
+            yield from wanted("one_shot", "plain", cuts)
             if self.nbytes <= 2 * MB:
-                packets = config("two_shot_ll", 128, 512, 4)
-                yield self.weft("two_shot_ll 128/4/16", packets, "plain")
+                for name in ("one_shot_ll", "two_shot_ll"):
+                    for channels, warps in PACKET_CUTS:
+                        packets = config(name, channels, 128 * warps, warps)
+                        yield self.weft(f"{name} {channels}/{warps}/16", packets, "plain")
 
     def others(self) -> Iterator[Variant]:
         group, xs = dist.group.WORLD, self.plain

@@ -86,7 +86,7 @@ def test_ag_gemm_beside_the_unfused_way_in_all_modes():
     # torch.distributed is not recorded by the emulator: these cannot be measured as graphs.
     assert set(failed) == {("nccl", "graph"), ("cublas_nccl", "graph")}, failed
     rows = [values for word, values in heard if word == "row"]
-    ways = ("weft sm_push", "weft ce_push", "weft ll")
+    ways = ("weft sm_push", "weft ce_push", "weft ll", "weft all_gather")
     names = {"cublas", "nccl", "cublas_nccl", "weft", *ways}
     assert {(row["variant"], row["mode"]) for row in rows} == {
         (name, mode) for name in names for mode in MODES

@@ -76,7 +76,7 @@ def test_wefts_variants_by_words():
     (default,) = variants.of_weft(case, "weft")
     assert default.name == "weft" and len(default.calls) == len(case.sets)
     names = {v.name for v in variants.of_weft(case, "weft/each")}
-    assert names == {"weft sm_push", "weft ce_push", "weft nccl"}
+    assert names == {"weft sm_push", "weft ce_push", "weft all_gather", "weft nccl"}
     (one,) = variants.of_weft(case, "weft/transport=ce_push/chunks=4")
     assert "transport='ce_push'" in one.about and "chunks=4" in one.about
     for words in ("weft/chunks", "weft/colour=red", "weft/chunks=many"):
@@ -87,14 +87,15 @@ def test_wefts_variants_by_words():
 
 
 def test_the_configuration_that_is_told_is_the_one_that_is_taken():
-    """Of ag_gemm, which takes libraries in a recording: launches cost the host nothing there."""
+    """Of ag_gemm, which takes torch's product in a recording: launches cost the host nothing
+    there."""
     op, target = card("ag_gemm"), TARGETS["cuda:90"]
     problem = op.make_problem(2, {"m": 128, "n": 7168, "k": 4096}, "bfloat16")
     case = SimpleNamespace(
         card=op, problem=problem, world=SimpleNamespace(target=target, choices={}), sets=[]
     )
     (weft,) = variants.of_weft(case, "weft")
-    assert "transport='nccl'" in weft.about_in("graph")
+    assert "transport='all_gather'" in weft.about_in("graph")
     first = str(next(iter(op.candidates(problem, target))))
     assert weft.about_in("eager") == weft.about_in("queued") == first
     assert variants.Variant("a peer", [], about="it").about_in("graph") == "it"

@@ -36,9 +36,9 @@ class Hardware:
     `reread_gbps`: B slows products down by so much where less than `many_rows` share a reading.
     `small_*`, `few_*`: few rows, where reading B takes nearly all time; `few_wide_us` above 32.
     `packet_*`: data that carries its flags; `rows_us`: few rows summed by pushes.
-    `library_*`: cuBLAS; `gather`, `scatter` by the bytes of a shard and `reduce` by all bytes: the
-    best library, on `library_ranks` ranks. `task_us` is what a task of the persistent kernel costs
-    beside its tile, `tasks_us` what each more of them adds to all;
+    `library_*`: cuBLAS; `gather`, `scatter` by the bytes of a shard and `reduce` by all bytes:
+    weft's own collectives, on `library_ranks` ranks. `task_us` is what a task of the persistent
+    kernel costs beside its tile, `tasks_us` what each more of them adds to all;
     `task_gbps`: what one loads, from L2 too.
     """
 
@@ -123,21 +123,25 @@ H200X4 = Hardware(
     signal_us=1.5, combine_gbps=16.0,
     # ag_gemm at decode sizes: by pushes; by packets under one launch, fitted to 12 readings on two
     # ranks, m 1, 16 and 64: 3 % off on average.
-    small_us=15.0, small_gbps=3300.0, few_us=10.0, few_wide_us=14.5, few_gbps=4200.0,
+    small_us=15.0, small_gbps=3300.0, few_us=8.0, few_wide_us=14.5, few_gbps=4200.0,
     # docs/performance/collectives.md: packets of a call in 5 us, half of their bytes are data.
     packet_us=5.0, packet_gbps=120.0,
     # The same page: all_reduce of 8 KB by pushes 15.9 us, of which 4 were the graph's.
     rows_us=12.0,
     # Not measured: one port of 400 Gb/s to other nodes.
     far_us=5.0, far_gbps=50.0,
-    library_tflops=740.0, library_gbps=4000.0, library_us=7.0, library_host_us=100.0,
-    library_ranks=4,
-    gather=((0, 10.0), (64 * KB, 10.5), (256 * KB, 13.9), (MB, 36.8), (4 * MB, 66.0),
-            (16 * MB, 188.0), (64 * MB, 660.0), (128 * MB, 1270.0)),
-    scatter=((0, 9.8), (64 * KB, 9.8), (256 * KB, 11.2), (MB, 19.7), (4 * MB, 50.8),
-             (16 * MB, 178.0), (64 * MB, 671.0), (128 * MB, 1296.0)),
-    reduce=((0, 8.3), (8 * KB, 8.3), (128 * KB, 9.9), (512 * KB, 10.6), (MB, 13.9), (4 * MB, 29.5),
-            (16 * MB, 93.0), (64 * MB, 322.0), (128 * MB, 651.0)),
+    # A product and a collective, each a call: 64 to 81 us where a bare launch takes 21, half as
+    # long elsewhere.
+    library_host_us=60.0,
+    # What they add to a recorded sequence of calls: 40 readings beside products on 2 x H100
+    # (benchmarks/results/unfused_h100x2.json), and from 4 MB a rank on those of 4 x H200 alone.
+    library_tflops=740.0, library_gbps=4000.0, library_us=4.0, library_ranks=4,
+    gather=((0, 4.0), (64 * KB, 5.7), (160 * KB, 8.8), (352 * KB, 12.0), (704 * KB, 16.0),
+            (1408 * KB, 25.0), (4 * MB, 50.0), (16 * MB, 166.0), (128 * MB, 1190.0)),
+    scatter=((0, 4.5), (64 * KB, 6.2), (160 * KB, 9.3), (352 * KB, 11.0), (704 * KB, 16.0),
+             (1408 * KB, 24.0), (4 * MB, 49.0), (16 * MB, 165.0), (128 * MB, 1190.0)),
+    reduce=((0, 4.5), (128 * KB, 5.5), (512 * KB, 8.5), (MB, 11.5), (2 * MB, 18.5), (4 * MB, 27.5),
+            (8 * MB, 44.0), (16 * MB, 82.0), (64 * MB, 300.0), (128 * MB, 630.0)),
     # Not measured: guesses of what tasks of the persistent kernel cost.
     task_us=1.0, tasks_us=0.02,
     # A guess with which choices agree with readings of decode steps of 16 rows on 2 x H100.

@@ -1,8 +1,8 @@
 """Schedules of a product of rows that all ranks have: which there are, which to take, their plans.
 
 sm_push: communication CTAs of the product's launch store own rows to peers; ce_push: copy engines
-do; ll: LL packets bring the rows, for small m; the library's: NCCL, then cuBLAS. A `problem` is of
-weft.plan.gathered.
+do; ll: LL packets bring the rows, for small m; all_gather and the library's: weft's collective or
+NCCL's, then cuBLAS. A `problem` is of weft.plan.gathered.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from weft.ir.task import Program
 from weft.tiles import blocking, gemm, gemm_sm90, gemm_small, tile_scheduler
 from weft.tiles.blocking import Blocking
 
-LL = "ll"
+LL, UNFUSED = "ll", "all_gather"
 TRANSPORTS = (CE_PUSH, SM_PUSH, LL)
 # In the compiler's words.
 ENGINES = {CE_PUSH: "ce_push", SM_PUSH: "pushers", LL: "one_shot_ll"}
@@ -46,11 +46,8 @@ TILE = (128, 256, 64)
 PUSH_BYTES, NARROW_PUSH_BYTES, NARROW_N = 4 << 20, 8 << 20, 4096
 # Copy engines are behind SMs up to so many bytes of a shard, and ahead of them from so many on.
 FEWEST_PUT_BYTES, MOST_PUSHED_BYTES = 1 << 20, 16 << 20
-# Of fewer rows the template for Hopper takes 1.5 to 1.7 times what is predicted, which is of many
-# tiles (2 x H100, m 96 to 192, n 3072 and 14336, k 4096, recorded).
-FEW_ROWS, OF_FEW_ROWS = 256, 1.6
 # Of the template for Hopper, candidates of a call: of all there are eight at most.
-MOST_ON_HOPPER = 4
+MOST_ON_HOPPER = 3
 # What GPUs multiply this dtype from, by compute capability.
 E4M3, E4M3_ARCH = "float8_e4m3fn", 89
 # An SM that the persistent grid leaves free, so that what takes the slot can run beside it.
@@ -169,6 +166,8 @@ def candidates(problem: Any, target: Target) -> Iterator[Config]:
         yield from by_packets[:1]
     else:
         yield from on_hopper
+    if problem.can_use_unfused:
+        yield Config(transport=UNFUSED)
     if problem.can_use_library(target):
         yield Config(transport=LIBRARY)
 
@@ -285,8 +284,8 @@ def predict(problem: Any, target: Target, config: Config) -> float | None:
     """When a recorded call would end, in us; None where nothing is predicted."""
     if problem.is_empty or not problem.can_use_sm90(target):
         return None
-    if config.transport == LIBRARY:
-        return unfused_us(problem, target, "all_gather")
+    if not config.is_fused:
+        return unfused_us(problem, target, UNFUSED)
     is_read = config.template == "sm90" or problem.m <= SMALL_M
     return end_us(config, problem, target) if is_read else None
 
@@ -316,14 +315,14 @@ def with_transport(config: Config, problem: Any, target: Target) -> Config:
 def choose(problem: Any, target: Target, is_recorded: bool = False) -> Config:
     """The configuration to take when nothing was measured: a pure function of these."""
     fused = next(candidates(problem, target))
-    can_be = problem.can_use_sm90(target) and problem.can_use_library(target)
+    can_be = problem.can_use_sm90(target) and problem.can_use_unfused
     if not can_be or problem.is_empty:
         return fused
     us = end_us(fused, problem, target)
-    if fused.template == "sm90" and problem.m < FEW_ROWS:
-        us *= OF_FEW_ROWS
-    pays = schedules.pays(us, problem, target, "all_gather", is_recorded)
-    return fused if pays else Config(transport=LIBRARY)
+    if fused.template == "sm90":
+        us *= products.of_few_rows(problem.m)
+    pays = schedules.pays(us, problem, target, UNFUSED, is_recorded)
+    return fused if pays else Config(transport=UNFUSED)
 
 
 def splits_of(tiles: int, segments: int, programs: int) -> int:

@@ -23,7 +23,7 @@ import torch
 
 from weft.base.card import Op, Trial, trials
 from weft.compiler import frontend
-from weft.compiler.gather_schedules import CE_PUSH, LIBRARY, LL, Config, candidates, choose, predict
+from weft.compiler.gather_schedules import CE_PUSH, LL, UNFUSED, Config, candidates, choose, predict
 from weft.ir.device import scales_of
 from weft.ops import _baselines
 from weft.plan import described, gathered, operations
@@ -117,8 +117,8 @@ op = Op(
     candidates=candidates,
     choose=choose,
     predict=predict,
-    # What libraries need is there when a call is first recorded.
-    may_differ=lambda eager, recorded: recorded in (eager, Config(transport=LIBRARY)),
+    # What torch's product needs is there when a call is first recorded.
+    may_differ=lambda eager, recorded: recorded in (eager, Config(transport=UNFUSED)),
     kernels=described.KernelsOf(run, make_inputs, candidates),
     default_shape={"m": 256, "n": 256, "k": 256},
     smallest={"m": 32, "n": 16, "k": 16},
@@ -141,4 +141,5 @@ op = Op(
     fake=gathered.fake,
     backward=("gemm_rs", "ag_wgrad"),
     takes_nodes=True,
+    composed=(UNFUSED,),
 )  # fmt: skip

@@ -100,9 +100,10 @@ def candidates(problem: Problem, target: Target) -> Iterator[Config]:
     """Configurations worth measuring, the one to take unmeasured first."""
     if problem.n <= rows.MOST_COLUMNS:
         if len(problem.nodes) == 1 and problem.num_ranks > 1:
-            # Messages are as large as all_reduce's.
-            for row in tuning_table.rows_for("all_reduce", problem.m * problem.row_bytes):
-                if row.transport in LL:
+            # Messages are as large as all_reduce's, which has other ways of two ranks.
+            num_bytes = problem.m * problem.row_bytes
+            for row in tuning_table.MEASURED["all_reduce"]:
+                if num_bytes <= row.up_to and row.transport in LL:
                     yield Config(row.transport)
         yield Config(SM_PUSH)
     yield Config(UNFUSED)

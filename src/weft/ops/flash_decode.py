@@ -157,7 +157,8 @@ class Config:
 def candidates(problem: Problem, target: Target) -> Iterator[Config]:
     """Configurations worth measuring, the one to take unmeasured first."""
     # A rank's message to each other one is as long as those of one-shot packets then.
-    first = next(iter(tuning_table.rows_for("all_reduce", problem.partial_bytes)))
+    ranks = problem.num_ranks
+    first = tuning_table.rows_for("all_reduce", problem.partial_bytes, num_ranks=ranks)[0]
     ways = (LL, SM_PUSH) if first.transport == "one_shot_ll" else (SM_PUSH, LL)
     for transport in ways if len(problem.nodes) == 1 else (SM_PUSH,):
         cut = attention_blocking.decode(

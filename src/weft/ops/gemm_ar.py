@@ -34,13 +34,14 @@ from weft.plan.call_cache import by_layout, find_call
 from weft.plan.choices import config_of
 from weft.runtime.world import World
 
-# Rows up to which packets carry tiles in the product's launch. On 2 x H200, recorded, four layers,
-# that takes 0.88 to 0.93 of what cuBLAS and weft's all-reduce take at 1 row, 0.80 to 0.91 at 16,
-# 0.89 to 1 at 64 and over twice as long at 256. To all ranks, not to an owner and back, while rows
-# times peers are so few: 1 to 1.5 us less at 16 rows of two ranks, 1 to 4 us more at 64.
-SMALL_M, ONE_SHOT_ROWS = 64, 16
-# A rank's rows from which tiles are filled.
-FUSED_ROWS = 256
+# Rows up to which packets carry tiles in the product's launch. On 2 x H100, recorded, four layers,
+# that takes 0.88 to 0.95 of what cuBLAS and weft's all-reduce take at 16 rows, as long at 32, and
+# 1.08 to 1.3 times as long at 64. To all ranks, not to an owner and back, while rows times peers
+# are so few: 1 to 1.5 us less at 16 rows of two ranks, 1 to 4 us more at 64.
+SMALL_M, ONE_SHOT_ROWS = 16, 16
+# A rank's rows from which tiles are filled (there, m 512: 0.92 to 1.06 of the fused way's time
+# unfused, m 1024: 0.96 to 1.23).
+FUSED_ROWS = 512
 UNFUSED = "all_reduce"
 
 

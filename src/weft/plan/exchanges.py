@@ -247,7 +247,8 @@ class Config(Resident):
 def candidates(problem: Any, target: Target) -> Iterator[Config]:
     """A configuration for each transport that can be had, the one to take unmeasured first."""
     moved_bytes = problem.moved_bytes if problem.in_place else None
-    rows = tuning_table.rows_for(problem.op, problem.tuned_bytes, moved_bytes, problem.num_ranks)
+    ranks = problem.num_ranks
+    rows = tuning_table.rows_for(problem.op, problem.tuned_bytes, moved_bytes, num_ranks=ranks)
     if len(problem.nodes) > 1:
         # Each sum, or shard, crosses between two nodes once.
         rows = (Row(tuning_table.ANY, "relay"), *rows)

@@ -16,9 +16,10 @@ import torch
 
 from weft.base.dtypes import DTYPES, FLOATS, parse_dtype
 from weft.base.errors import DtypeError, ShapeError
+from weft.base.providers import provider
 from weft.base.target import Target
 from weft.compiler import Shard, Tensor, dtensors, frontend, gather_schedules, schedules
-from weft.compiler.gather_schedules import BLOCK_K, BLOCKS, LIBRARY, Config
+from weft.compiler.gather_schedules import BLOCK_K, BLOCKS, LIBRARY, UNFUSED, Config
 from weft.ir.task import Program
 from weft.plan import call_cache, nccl
 from weft.plan.problems import Split, check_sizes, nodes_of, product_of
@@ -53,7 +54,7 @@ class Problem(Split):
 
     op: ClassVar[str] = "ag_gemm"
     sizes: ClassVar[tuple[str, ...]] = ("m", "n", "k")
-    transports: ClassVar[tuple[str, ...]] = (*gather_schedules.TRANSPORTS, LIBRARY)
+    transports: ClassVar[tuple[str, ...]] = (*gather_schedules.TRANSPORTS, UNFUSED, LIBRARY)
     templates: ClassVar[tuple[str, ...]] = schedules.TEMPLATES
     is_summed: ClassVar[bool] = False
     # What its templates and the library take, for messages.
@@ -106,11 +107,15 @@ class Problem(Split):
         is_16_bit = self.itemsize == 2 or (self.itemsize == 1 and self.b_is_nk)
         return is_hopper and is_16_bit and self.out_itemsize == 2 and self.can_use_tma(target)
 
+    @property
+    def can_use_unfused(self) -> bool:
+        """Can torch multiply what weft's collective has gathered?"""
+        return self.out_dtype == self.dtype and not self.scaling and self.num_ranks > 1
+
     def can_use_library(self, target: Target) -> bool:
-        """Can NCCL and cuBLAS do the same there? Where they may be faster, they were measured."""
-        is_even = self.is_even and self.num_ranks > 1
-        is_alike = self.out_dtype == self.dtype and not self.scaling
-        return target.backend == "cuda" and is_even and is_alike and len(self.nodes) <= 1
+        """Can NCCL and cuBLAS do the same there?"""
+        is_even = self.is_even and len(self.nodes) <= 1
+        return target.backend == "cuda" and is_even and self.can_use_unfused
 
     @property
     def out_itemsize(self) -> int:
@@ -238,7 +243,7 @@ class Call(ProductCall):
     ) -> None:  # fmt: skip
         config.check(problem, world.target)
         stages = None
-        if config.transport != LIBRARY and not problem.is_empty:
+        if config.is_fused and not problem.is_empty:
             made = traced(program, problem)
             stages = gather_schedules.planned(made, config, problem, world.target)
         out = problem.result, problem.out_dtype
@@ -246,8 +251,13 @@ class Call(ProductCall):
 
     def _run_unfused(self, out: torch.Tensor, **tensors: Any) -> None:
         own, right = (tensors[name] for name in self.problem.types())
-        whole = torch.empty((self.problem.m, self.problem.k), dtype=own.dtype, device=own.device)
-        nccl.all_gather(self.world, own, whole)
+        if self.config.transport == LIBRARY:
+            shape = self.problem.m, self.problem.k
+            whole = torch.empty(shape, dtype=own.dtype, device=own.device)
+            nccl.all_gather(self.world, own, whole)
+        else:
+            gather = provider("collectives").all_gather
+            whole = gather(own.contiguous(), world=self.world, m=self.problem.m)
         self._multiply(whole, right, out)
 
     def _multiply(self, gathered: Any, b: Any, out: Any) -> None:

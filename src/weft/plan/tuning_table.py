@@ -4,8 +4,9 @@ Read on 4 and on 2 x H200 (torch 2.11, Triton 3.6), beside NCCL and torch's symm
 answers checked: benchmarks/results/{all_gather,all_reduce,all_to_all,reduce_scatter}_h200x4.json
 (what is chosen, in place too; every transport, with few channels), collective_variants_h200x4.json
 (channels and tiles) and _h200x2 (channels that share an SM, in place). What was expected, and what
-is still behind: docs/performance/collectives.md. Other machines and other numbers of ranks take the
-same rows, unmeasured.
+is still behind: docs/performance/collectives.md. Two ranks have rows of their own where they were
+read to differ, on 2 x H100 (collective_variants_h100x2.json). Other machines take the same rows,
+unmeasured.
 
 Not an operator. Bytes are those of a shard; of all x for all_reduce.
 """
@@ -57,15 +58,21 @@ MEASURED = {
         Row(ANY, "sm_push", 256, 8, 64),
     ),
 }
+# Of two ranks, to which a sum in two steps sends as many bytes as one step does: 1, 2, 4 MB in
+# 11.4, 18.5, 26.9 us, in two steps 12.2 (packets), 24.1, 30.6. Behind a product, as in gemm_ar, one
+# step is ahead from 512 KB on (1 to 2 us), alone from 1 MB.
+OF_TWO = {
+    "all_reduce": (
+        Row(256 * KB, "one_shot_ll", 128, 4, 16),
+        Row(12 * MB, "one_shot", 256, 8, 64),
+        Row(ANY, "two_shot", 256, 8, 64),
+    ),
+}
 # Where peers may read x where it lies; rows of MEASURED come behind. Two meetings cost more than
 # boxes do, up to some MB. Bytes are those that a rank gets of all others: of parts, and for
 # all_reduce of sums too. On two ranks:
 IN_PLACE = {
-    "all_reduce": (
-        Row(192 * KB, "one_shot_ll", 128, 4, 16),
-        Row(768 * KB, "two_shot_ll", 128, 4, 16),
-        Row(48 * MB, "sm_pull", 256, 8, 64),
-    ),
+    "all_reduce": (*OF_TWO["all_reduce"][:-1], Row(48 * MB, "sm_pull", 256, 8, 64)),
     "all_gather": (
         Row(768 * KB, "ll", 128, 4, 16),
         Row(2 * MB, "sm_push", 512, 4, 64),
@@ -98,11 +105,12 @@ IN_PLACE_OF_MORE = {
 
 
 def rows_for(
-    op: str, num_bytes: int, moved_bytes: int | None = None, num_ranks: int = 2
+    op: str, num_bytes: int, moved_bytes: int | None = None, *, num_ranks: int
 ) -> tuple[Row, ...]:
     """The rows that hold for so many bytes, the best first; those behind it are for where it cannot
     be had. `moved_bytes` are told where x may be read in place."""
-    rows = [row for row in MEASURED[op] if num_bytes <= row.up_to]
+    plain = OF_TWO.get(op, MEASURED[op]) if num_ranks <= 2 else MEASURED[op]
+    rows = [row for row in plain if num_bytes <= row.up_to]
     if moved_bytes is not None:
         in_place = IN_PLACE if num_ranks <= 2 else IN_PLACE_OF_MORE
         rows = [row for row in in_place[op] if moved_bytes <= row.up_to] + rows

@@ -204,10 +204,11 @@ def reason_of(name: str, problem: Any) -> str:
     if name not in tuning_table.MEASURED:
         return ""
     nbytes = problem.tuned_bytes
-    row = tuning_table.rows_for(name, nbytes)[0]
+    row = tuning_table.rows_for(name, nbytes, num_ranks=problem.num_ranks)[0]
+    machine = "2 H100s" if problem.num_ranks <= 2 and name in tuning_table.OF_TWO else "4 H200s"
     limit = "more than that" if row.up_to == tuning_table.ANY else f"up to {_bytes(row.up_to)}"
     whose = "in all" if name == "all_reduce" else "a rank"
-    best = f"{row.transport} was fastest on 4 H200s for {limit}"
+    best = f"{row.transport} was fastest on {machine} for {limit}"
     return f"this call has {_bytes(nbytes)} {whose}; {best}"
 
 

@@ -292,10 +292,11 @@ def predicted_us(
         return None
     if collective.kind == "all_gather":
         assert isinstance(chunks, int)
-        predict = products.gathered_us
         if product.kind == "matmul_tn":
-            predict = products.contracted_us
-        us = predict(shape, machine, engine, chunks=chunks)
+            us = products.contracted_us(shape, machine, engine, chunks=chunks)
+        else:
+            us = products.gathered_us(shape, machine, engine, chunks=chunks)
+            us *= products.of_few_rows(shape.m)
     elif is_staged_by(collective.kind, engine):
         assert isinstance(chunks, int)
         us = products.staged_us(shape, machine, chunks)

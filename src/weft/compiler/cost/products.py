@@ -21,6 +21,12 @@ from weft.tiles.blocking import Blocking
 ITEMSIZE = 2
 # Columns of a product that waits for its operands in shared memory.
 THIN_REST = 32
+# Of fewer rows, the template for Hopper takes so many times what is predicted of gathered ones,
+# which is of many tiles: as read on 2 x H100, recorded, of four layers (1.3 to 1.6, 1.2 to 1.4, 1.1
+# to 1.4 times; benchmarks/results/unfused_h100x2.json).
+OF_FEW_ROWS = ((256, 1.6), (512, 1.35), (1024, 1.2))
+# How long the last tile of few rows is under way when all weights have been read, and of more.
+FEWEST_SUMMED, LAST_PACKETS_US, LAST_WIDE_PACKETS_US = 16, 1.0, 7.0
 # Of a grouped product: so little may be waited for in any case, since tokens may choose few
 # experts, which then have many tiles.
 PATIENCE = 0.02
@@ -118,6 +124,11 @@ def gathered_us(
     late = (0, 0.0) if by_copies else (pushers, arrived[-1][0])
     end = multiply_us(product, machine, programs, arrived, *late)
     return end + reread_us(product, machine) + machine.end_us
+
+
+def of_few_rows(m: int) -> float:
+    """What predictions of gathered rows are to be multiplied by beside those of other kinds."""
+    return next((times for rows, times in OF_FEW_ROWS if m < rows), 1.0)
 
 
 def contracted_us(product: Product, machine: Hardware, engine: str, *, chunks: int = 1) -> float:
@@ -337,7 +348,8 @@ def reduced_us(
         if engine == "two_shot_ll":
             times = 2 * times / product.num_ranks
         moved = whole * times / machine.packet_gbps / 1e3
-        return max(compute, _memory_us(product, machine)) + machine.packet_us + moved + 4.0
+        last_us = LAST_PACKETS_US if product.m <= FEWEST_SUMMED else LAST_WIDE_PACKETS_US
+        return max(compute, _memory_us(product, machine)) + machine.packet_us + moved + last_us
     part_bytes = product.rows * product.n * product.itemsize
     back_us = _sent_us(product, machine, part_bytes, machine.push_gbps) + machine.signal_us
     own_us = product.tiles[0] / product.num_ranks * product.tiles[1]
