@@ -153,8 +153,10 @@ def relauncher(kernel: Any, grid: tuple[int, int, int], rest: Sequence[Any]) -> 
     if isinstance(driver_config.active, EmulatorDriver):
         return None
     kernel._init_handles()
-    run, function, metadata = kernel.run, kernel.function, kernel.packed_metadata
-    x, y, z = grid
+    start, function, metadata = kernel.run, kernel.function, kernel.packed_metadata
+    launcher, between = _launcher_of(kernel), ()
+    if launcher is not None and not launcher.numbers:
+        start, between = launcher.start, (*launcher.flags, None, None)
     device = driver_config.active.get_current_device()
     stream_of = driver_config.active.get_current_stream
     rest = _addresses(rest)
@@ -166,7 +168,7 @@ def relauncher(kernel: Any, grid: tuple[int, int, int], rest: Sequence[Any]) -> 
         enter = enter if getattr(enter, "calls", enter) else None
         leave = leave if getattr(leave, "calls", leave) else None
         about = kernel.launch_metadata(grid, stream, *addresses, *rest) if enter else None
-        run(x, y, z, stream, function, metadata, about, enter, leave, *addresses, *rest)
+        start(*grid, stream, function, *between, metadata, about, enter, leave, *addresses, *rest)
 
     return launch
 
