@@ -21,6 +21,7 @@ import torch
 from decode_step import measure
 
 import weft
+from weft.base.parts import part_of
 from weft.tune import processes
 from weft.tune.compiling import compile_together
 from weft.tune.presets import LAYERS
@@ -47,16 +48,19 @@ class Subject:
     def __init__(self, world: Any, op: str, m: int, n: int, k: int) -> None:
         module = importlib.import_module(f"weft.ops.{op}")
         self.world, self.call, self.card = world, getattr(module, op), module.op
-        rows = m // world.num_ranks if op == "ag_gemm" else m
+        # The operator's sizes, of which a gather cannot guess m where ranks differ in rows.
+        gathers = op == "ag_gemm"
+        first, end = part_of(m, world.rank, world.num_ranks) if gathers else (0, m)
+        self.given = {"m": m} if gathers else {}
         sets = range(max(2, min(8, int(ROTATED_BYTES / (n * k * 2)) + 1)))
 
         def drawn(*shape: int) -> torch.Tensor:
             return (torch.randn(shape, device=world.device) * k**-0.5).bfloat16()
 
-        self.a = [drawn(rows, k) for _ in sets]
+        self.a = [drawn(end - first, k) for _ in sets]
         self.b = [drawn(n, k).t() for _ in sets]
-        self.whole = drawn(m, k) if op == "ag_gemm" else None
-        self.problem = module.problem_of(world, self.a[0], self.b[0])
+        self.whole = drawn(m, k) if gathers else None
+        self.problem = module.problem_of(world, self.a[0], self.b[0], **self.given)
 
     def each(self, call: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> Callable:
         """`call` on all sets; the last result."""
@@ -77,7 +81,9 @@ class Subject:
     def read(self, rounds: int) -> dict[str, Any]:
         """us of a call by each way, and of the product alone."""
         ways = {
-            name: self.each(lambda a, b, one=one: self.call(a, b, world=self.world, config=one))
+            name: self.each(
+                lambda a, b, one=one: self.call(a, b, world=self.world, config=one, **self.given)
+            )
             for name, one in self.ways().items()
         }
         compile_together(self.world, lambda: [call() for call in ways.values()])

@@ -193,6 +193,8 @@ def test_presets_hold_the_shapes_of_the_targets():
     assert {(point.shape["n"], point.shape["k"]) for point in one} == {(26624, 16384)}
     with pytest.raises(UsageError):
         points_of("ag_gemm", "llama3-9b", 4)
+    few = points_of("gemm_rs", "quick", 4, [16, 96])
+    assert {point.shape["m"] for point in few} == {16, 96} and len(few) == 10
     normed = points_of("all_reduce_rms_norm", "qwen3-32b-mlp", 4)
     assert {point.shape["n"] for point in normed} == {5120} and normed[0].shape["m"] == 1
     with pytest.raises(UsageError):

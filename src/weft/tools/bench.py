@@ -30,6 +30,7 @@ def bench(
         str,
         options.option("NAME", "which points: quick, full, or a layer's name, e.g. llama3-8b-mlp"),
     ] = "quick",
+    m: Annotated[str, options.option("M,..", "rows of layers, in place of a preset's")] = "",
     shape: Annotated[
         str,
         options.option(
@@ -84,7 +85,7 @@ def bench(
     points = tuple(
         point
         for card in cards
-        for point in chosen_points(card, preset, shape, op_dtype(card, dtype).name, num_ranks)
+        for point in chosen_points(card, preset, shape, m, op_dtype(card, dtype).name, num_ranks)
     )
     plan = Plan(
         with_modes(points, modes),
@@ -130,13 +131,22 @@ def find_gpus(ranks: int | None) -> int:
     return ranks or there
 
 
-def chosen_points(card: Op, preset: str, shape: str, dtype: str, num_ranks: int) -> list[Any]:
+def chosen_points(
+    card: Op, preset: str, shape: str, m: str, dtype: str, num_ranks: int
+) -> list[Any]:
+    """Raises  UsageError: rows that are no numbers, or beside a shape"""
     from dataclasses import fields, replace
 
     from weft.tune.presets import Point, points_of
 
+    words = [word.strip() for word in m.split(",") if word.strip()]
+    if not all(word.isdecimal() and int(word) for word in words):
+        raise UsageError(f"--m {m!r}: rows of layers, as in --m 16,512")
+    if words and shape:
+        raise UsageError(f"--m {m} beside --shape {shape}: the shape says m")
     if not shape:
-        return [replace(one, dtype=dtype) for one in points_of(card.name, preset, num_ranks)]
+        found = points_of(card.name, preset, num_ranks, [int(word) for word in words])
+        return [replace(one, dtype=dtype) for one in found]
     sizes = parse_shape(shape, card.default_shape)
     # Weights as layers keep them, as the presets have them.
     has_layout = any(field.name == "b_is_nk" for field in fields(card.problem))

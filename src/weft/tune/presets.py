@@ -168,18 +168,21 @@ COLLECTIVES = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all")
 BY_EXPERTS = ("moe_route", "ag_moe", "moe_rs", "moe_ar", "ep_dispatch", "ep_combine")
 
 
-def points_of(op: str, preset: str, num_ranks: int) -> list[Point]:
-    """The points that a preset means for an operator.
+def points_of(op: str, preset: str, num_ranks: int, ms: Sequence[int] = ()) -> list[Point]:
+    """The points that a preset means for an operator; of layers with other rows, where `ms` names
+    some.
 
-    Raises  UsageError: no such preset, or none for this operator
+    Raises  UsageError: no such preset, or none for this operator; rows of what has no layers
     """
     if preset not in PRESETS:
         raise UsageError(f"--preset {preset!r}: one of {', '.join(PRESETS)}")
+    if ms and op not in (*LAYERS, "all_reduce_rms_norm"):
+        raise UsageError(f"--m: {op} has no layers; pass --shape")
     if op in COLLECTIVES:
         if preset in LAYER_PRESETS:
             raise UsageError(f"--preset {preset!r} is a layer's; {op} takes quick or full")
         return collective_points(op, ALL_BYTES if preset == "full" else QUICK_BYTES, num_ranks)
-    ms = QUICK_M if preset == "quick" else ALL_M
+    ms = ms or (QUICK_M if preset == "quick" else ALL_M)
     is_quick = preset == "quick"
     if op == "all_reduce_rms_norm":
         points = row_points(op, ms)
