@@ -115,7 +115,7 @@ def table(header: list[str], lines: list[list[str]]) -> list[str]:
 
 
 def mark(row: Row) -> str:
-    """An asterisk where the row is of an older commit than its document."""
+    """An asterisk where the row is of another commit than its document."""
     return "*" if "commit" in row else ""
 
 
@@ -385,9 +385,11 @@ def experts_layer_table(gpus: str) -> str:
     for row in document["rows"]:
         times = [row["us"][way] for way in ways]
         cells = [f"**{us:.0f}**" if us == min(times) else f"{us:.0f}" for us in times]
-        lines.append([row["model"], f"{row['tokens']}, {row['routing']}", *cells])
+        lines.append([row["model"] + mark(row), f"{row['tokens']}, {row['routing']}", *cells])
     header = ["model", "tokens of a rank, routing", *ways]
-    return "\n".join([*table(header, lines), "", f"{gpus_of(document)}.", ""])
+    others = ", ".join(sorted({row["commit"] for row in document["rows"] if mark(row)}))
+    told = gpus_of(document) + (f" (* {others})" if others else "")
+    return "\n".join([*table(header, lines), "", f"{told}.", ""])
 
 
 def decode_table(gpus: str, what: str = "step") -> str:

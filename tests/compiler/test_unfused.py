@@ -148,6 +148,9 @@ class World:
 
     rank, num_ranks, choices = 1, 3, ()
 
+    def __init__(self) -> None:
+        self.calls: dict = {}
+
     def offset(self, tensor: torch.Tensor) -> None:
         """None of these is on a symmetric heap."""
 

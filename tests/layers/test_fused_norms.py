@@ -86,7 +86,7 @@ def test_norms_of_sums(ranks, monkeypatch, function, is_fused, dtype):
     ranks(main, 2)
 
 
-@pytest.mark.parametrize(("m", "expected"), [(16, "all_reduce_rms_norm ("), (1024, "gemm_ar (")])
+@pytest.mark.parametrize(("m", "expected"), [(16, "all_reduce_rms_norm ("), (8192, "gemm_ar (")])
 def test_where_it_is_faster_is_predicted(ranks, m, expected):
     def main():
         with weft.init() as world:

@@ -34,14 +34,13 @@ from weft.plan.call_cache import by_layout, find_call
 from weft.plan.choices import config_of
 from weft.runtime.world import World
 
-# Rows up to which packets carry tiles in the product's launch. On 2 x H100, recorded, four layers,
-# that takes 0.88 to 0.95 of what cuBLAS and weft's all-reduce take at 16 rows, as long at 32, and
-# 1.08 to 1.3 times as long at 64. To all ranks, not to an owner and back, while rows times peers
-# are so few: 1 to 1.5 us less at 16 rows of two ranks, 1 to 4 us more at 64.
-SMALL_M, ONE_SHOT_ROWS = 16, 16
-# A rank's rows from which tiles are filled (there, m 512: 0.92 to 1.06 of the fused way's time
-# unfused, m 1024: 0.96 to 1.23).
-FUSED_ROWS = 512
+# Rows up to which packets carry tiles in the product's launch (2 x H100, recorded, four layers:
+# 0.88 to 0.95 of cuBLAS's and weft's all-reduce's time at 16 rows, as long at 32, 1.08 to 1.3 times
+# at 64); and rows times peers up to which they go to all ranks at once, 1 to 1.5 us less.
+SMALL_M = 16
+# A rank's rows from which tiles are filled (m 1024 there, n 4096 and 8192: unfused in 1.03 to 1.23
+# of the time), unless the last of few rounds is not (n 5120, 1.2 rounds: in 0.83).
+FUSED_ROWS, FEW_ROUNDS, FULL = 512, 4, 0.5
 UNFUSED = "all_reduce"
 
 
@@ -68,20 +67,26 @@ class Problem(summed.Problem):
 
 def candidates(problem: Problem, target: Target) -> Iterator[Config]:
     """Configurations worth measuring, the one to take unmeasured first."""
-    small = by_packets(problem, target, ONE_SHOT_ROWS)
+    small = by_packets(problem, target, SMALL_M)
     # What the last own tiles sum is not hidden: few of them.
-    large = (replace(config, last=1) for config in fused(problem, target))
+    large = [replace(config, last=1) for config in fused(problem, target)]
     unfused = [Config(transport=UNFUSED)]
     if target.backend == "emu":
         order = (small, large, unfused) if problem.m <= SMALL_M else (large, small, unfused)
     elif len(problem.nodes) > 1 or problem.m <= SMALL_M:
         order = (small, unfused, large)  # between nodes there are no packets
     else:
-        order = (unfused, large) if problem.rows < FUSED_ROWS else (large, unfused)
+        order = (large, unfused) if _fills(problem, large[0], target) else (unfused, large)
     for kind in order:
         yield from kind
     if problem.can_use_library(target):
         yield Config(transport=LIBRARY)
+
+
+def _fills(problem: Problem, config: Config, target: Target) -> bool:
+    """Have programs something to do until the end?"""
+    rounds = config.blocking.num_tiles(problem.m, problem.n) / target.num_sms
+    return problem.rows >= FUSED_ROWS and (rounds >= FEW_ROUNDS or not 0 < rounds % 1 < FULL)
 
 
 @by_bucket

@@ -6,7 +6,6 @@ all_gather, reduce_scatter and so on, with the signatures of weft.ops.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -39,40 +38,73 @@ class Here:
         return part_of(self.size(name, 2), self.world.rank, self.world.num_ranks)
 
 
+# What gives a call's operands in another form.
+Adapted = Callable[[Call, list[Any]], list[Any]]
+
+
 def run_calls(
     plan: Plan, tensors: Mapping[str, Any], sizes: Mapping[str, int], *, world: Any,
-    adapted: Callable[[Call, list[Any]], list[Any]] | None = None,
+    adapted: Adapted | None = None,
 ) -> tuple[Any, ...]:  # fmt: skip
-    """One rank's results. A value is let go after its last reader. `adapted` gives a call's
-    operands in another form.
+    """One rank's results. `adapted` gives a call's operands in another form.
 
     Raises  UnsupportedError: a plan with other steps than calls
     """
-    values = dict(tensors)
-    here = Here(world, sizes, {buffer.name: buffer for buffer in plan.of(Buffer)})
-    left = Counter(name for step in plan.steps if isinstance(step, Call) for name in step.reads)
-    left.update(plan.results)
-    for step in plan.steps:
-        if not isinstance(step, Call):
-            message = f"{plan.name}: {type(step).__name__} is not a call of a library"
-            raise UnsupportedError(message, place=step.place)
-        operands = [values[name] for name in step.reads]
-        if adapted is not None:
-            operands = adapted(step, operands)
-        (result,) = step.writes
-        values[result] = run_call(step, operands, here)
-        for name in step.reads:
-            left[name] -= 1
-            if not left[name] and name in values:
+    key = ("calls", id(plan), *sizes.items())
+    found = world.calls.get(key)
+    if found is None:
+        # The plan is kept: its number is then its alone.
+        found = world.calls[key] = LibraryCalls(world, plan, sizes)
+    return found.run(tensors, adapted)
+
+
+def is_of_calls(plan: Plan) -> bool:
+    """Is all of it done by libraries?"""
+    return all(isinstance(step, Call) for step in plan.steps)
+
+
+class LibraryCalls:
+    """A plan of library calls alone, at given sizes on one rank: found once, run at each call."""
+
+    def __init__(self, world: Any, plan: Plan, sizes: Mapping[str, int]) -> None:
+        self.plan = plan
+        self._here = Here(world, sizes, {buffer.name: buffer for buffer in plan.of(Buffer)})
+        kept = {*plan.results}
+        # Each step, what does it, what it reads and makes, and what it is the last reader of.
+        self._steps: list[tuple[Call, Callable, tuple[str, ...], str, list[str]]] = []
+        for step in reversed(plan.steps):
+            if not isinstance(step, Call):
+                message = f"{plan.name}: {type(step).__name__} is not a call of a library"
+                raise UnsupportedError(message, place=step.place)
+            (result,) = step.writes
+            last = [name for name in dict.fromkeys(step.reads) if name not in kept]
+            kept.update(step.reads)
+            self._steps.append((step, _doing(step, self._here), step.reads, result, last))
+        self._steps.reverse()
+
+    def run(self, tensors: Mapping[str, Any], adapted: Adapted | None = None) -> tuple[Any, ...]:
+        """The results. A value is let go after its last reader."""
+        values = dict(tensors)
+        self._here.kept.clear()
+        for step, call, reads, result, last in self._steps:
+            operands = [values[name] for name in reads]
+            values[result] = call(operands if adapted is None else adapted(step, operands))
+            for name in last:
                 del values[name]
-    return tuple(values[name] for name in plan.results)
+        return tuple(values[name] for name in self.plan.results)
 
 
 def run_call(step: Call, operands: Sequence[Any], here: Here) -> Any:
     """The result of one call."""
-    if step.function in CALLS:
-        return CALLS[step.function](step, operands, here)
-    return libraries.LOCAL[step.function](*operands, **libraries.attributes(step))
+    return _doing(step, here)(operands)
+
+
+def _doing(step: Call, here: Here) -> Callable[[Sequence[Any]], Any]:
+    """What does a call, of its operands."""
+    if (asks := CALLS.get(step.function)) is not None:
+        return lambda operands: asks(step, operands, here)
+    function, attributes = libraries.LOCAL[step.function], libraries.attributes(step)
+    return lambda operands: function(*operands, **attributes)
 
 
 def _rows(step: Call, operands: Sequence[Any], here: Here) -> Any:

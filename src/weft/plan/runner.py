@@ -25,7 +25,7 @@ from weft.ir.schedule import Schedule
 from weft.ir.tensor import TABLE
 from weft.language import triton_api
 from weft.plan.call_cache import by_layout
-from weft.plan.calls import Here, run_call, run_calls
+from weft.plan.calls import Here, is_of_calls, run_call, run_calls
 from weft.plan.command_list import CommandList, extent_bytes, places_of
 from weft.plan.launches import KernelLaunch, Start
 from weft.plan.memory import Memory
@@ -59,6 +59,8 @@ def run_plan(
     Raises  UnsupportedError: a step that no kernel is known for, at the user's line
             UsageError: a plan that cannot be recorded
     """
+    if is_of_calls(stages.plan):
+        return run_calls(stages.plan, tensors, sizes, world=world)
     key = by_layout(world, tensors.values(), ("program", id(stages), *sizes.items()))
     found = world.calls.get(key)
     if found is None:
