@@ -5,9 +5,8 @@ the owner sums a tile and hands it to all, so every rank gets the same bits. Sum
 ranks' shares travel in the result's dtype, and are added in the order owner + 1, + 2, ...
 
 Plan    the compiler's, of `gemm_ar` below (`weft explain gemm_ar`). sm_push: as gemm_rs, and the
-        owner stores the sums of a tile to all ranks; one_shot_ll and two_shot_ll, for small m: LL
-        packets carry tiles, tiles/gemm_packets.py; all_reduce and nccl: cuBLAS, then weft's own or
-        the library's
+        owner stores the sums of a tile to all ranks; one_shot_ll, two_shot_ll, for small m: LL
+        packets carry tiles (tiles/gemm_packets.py); all_reduce, nccl: cuBLAS, then weft's or NCCL's
 Signals the plan's: a word for each own tile and source, and one for each tile of another owner
 Limits  those of gemm_rs
 Source  the design's section 4; two-shot all-reduce, tile by tile
