@@ -286,8 +286,9 @@ def predict(problem: Any, target: Target, config: Config) -> float | None:
         return None
     if not config.is_fused:
         return unfused_us(problem, target, UNFUSED)
-    is_read = config.template == "sm90" or problem.m <= SMALL_M
-    return end_us(config, problem, target) if is_read else None
+    if config.template == "sm90":
+        return end_us(config, problem, target) * products.of_few_rows(problem.m)
+    return end_us(config, problem, target) if problem.m <= SMALL_M else None
 
 
 def with_transport(config: Config, problem: Any, target: Target) -> Config:
@@ -318,9 +319,7 @@ def choose(problem: Any, target: Target, is_recorded: bool = False) -> Config:
     can_be = problem.can_use_sm90(target) and problem.can_use_unfused
     if not can_be or problem.is_empty:
         return fused
-    us = end_us(fused, problem, target)
-    if fused.template == "sm90":
-        us *= products.of_few_rows(problem.m)
+    us = predict(problem, target, fused)
     pays = schedules.pays(us, problem, target, UNFUSED, is_recorded)
     return fused if pays else Config(transport=UNFUSED)
 
