@@ -91,6 +91,7 @@ def shapes_of(op: str, num_ranks: int, m: int) -> tuple[list[tuple[int, int]], t
         ("gemm_ar", 64, {"transport": "one_shot_ll"}, 16),
         ("ag_gemm", 256, {"transport": "sm_push", "template": "sm90"}, 17),
         # The library's product, and a collective behind it.
+        ("ag_gemm", 64, {"transport": "all_gather"}, 27),
         ("gemm_rs", 64, {"transport": "reduce_scatter"}, 23),
         ("gemm_ar", 256, {"transport": "all_reduce"}, 23),
     ],

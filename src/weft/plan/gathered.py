@@ -248,9 +248,10 @@ class Call(ProductCall):
             stages = gather_schedules.planned(made, config, problem, world.target)
         out = problem.result, problem.out_dtype
         super().__init__(world, problem, config, tensors, stages, *out)
+        self._left, self._right = problem.types()
 
     def _run_unfused(self, out: torch.Tensor, **tensors: Any) -> None:
-        own, right = (tensors[name] for name in self.problem.types())
+        own, right = tensors[self._left], tensors[self._right]
         if self.config.transport == LIBRARY:
             shape = self.problem.m, self.problem.k
             whole = torch.empty(shape, dtype=own.dtype, device=own.device)
