@@ -121,8 +121,8 @@ H200X4 = Hardware(
     leave_us=3.1, wide_leave_us=17.4, tma_leave_us=3.4, wide_tma_leave_us=11.0, sums_us=22.0,
     # docs/hardware.md: a signal's way is half a round trip; 16 KB tiles from L2 and HBM.
     signal_us=1.5, combine_gbps=16.0,
-    # ag_gemm at decode sizes: by pushes; by packets under one launch, fitted to 12 readings on two
-    # ranks, m 1, 16 and 64: 3 % off on average.
+    # ag_gemm at decode sizes: by pushes; by packets under one launch, of which few_us adds 6 to a
+    # sequence on 2 x H200 (12 readings, m 1, 16 and 64) and 9 to 12 on 2 x H100.
     small_us=15.0, small_gbps=3300.0, few_us=8.0, few_wide_us=14.5, few_gbps=4200.0,
     # docs/performance/collectives.md: packets of a call in 5 us, half of their bytes are data.
     packet_us=5.0, packet_gbps=120.0,

@@ -84,13 +84,14 @@ class LibraryCalls:
 
     def run(self, tensors: Mapping[str, Any], adapted: Adapted | None = None) -> tuple[Any, ...]:
         """The results. A value is let go after its last reader."""
-        values = dict(tensors)
-        self._here.kept.clear()
+        values, kept = dict(tensors), self._here.kept
+        kept.clear()  # of a call that failed
         for step, call, reads, result, last in self._steps:
             operands = [values[name] for name in reads]
             values[result] = call(operands if adapted is None else adapted(step, operands))
             for name in last:
                 del values[name]
+        kept.clear()
         return tuple(values[name] for name in self.plan.results)
 
 
