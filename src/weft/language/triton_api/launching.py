@@ -185,7 +185,7 @@ def bound_launch(
 
     find(address): (i, distance) where the address is to be places[i] + distance at each launch. The
     caller vouches for what `relaunch` asks, and keeps the memory. None where a launch needs more
-    than addresses: scratch memory of Triton's, or a launcher of another form than 3.6's.
+    than addresses: scratch memory of Triton's, or a launcher of another form than are known.
     """
     launcher = _launcher_of(kernel)
     if launcher is None:
@@ -235,8 +235,8 @@ def bound_launch(
 
 
 class _Launcher(NamedTuple):
-    """`start` takes grid, stream, function, flags, scratch memory, .., arguments; which arguments
-    are descriptors, and what the kernel says of each."""
+    """`start` takes grid, stream, function, flags, scratch memory, metadata and hooks, arguments;
+    which arguments are descriptors, and what the kernel says of each."""
 
     start: Callable[..., None]
     flags: tuple[Any, ...]
@@ -253,16 +253,31 @@ def _launcher_of(kernel: Any) -> _Launcher | None:
         scratch = whole.global_scratch_size, whole.profile_scratch_size
         flags, launch = (whole.launch_cooperative_grid, whole.launch_pdl), whole.launch
         knows = getclosurevars(launch).nonlocals if hasattr(launch, "__closure__") else {}
-        if any(scratch):
+        if any(scratch) or getattr(whole, "gsan_enabled", False):  # more arguments, by Triton
             return None
         if not knows:
-            return _Launcher(launch, flags, frozenset(), ())
+            return _Launcher(_in_one_form(whole, launch), flags, frozenset(), ())
         numbers, described = frozenset(knows["tensordesc_indices"]), knows["tensordesc_meta"]
+        launch = knows["launcher"]
     except (AttributeError, KeyError):
         return None
     if len(numbers) != len(described) or None in described:
         return None
-    return _Launcher(knows["launcher"], flags, numbers, described)
+    return _Launcher(_in_one_form(whole, launch), flags, numbers, described)
+
+
+def _in_one_form(whole: Any, launch: Callable[..., None]) -> Callable[..., None]:
+    """A kernel's launcher as `_Launcher.start`: from Triton 3.7 on one serves all kernels, has
+    scratch memory behind the hooks, and is told what the arguments are, which come as one."""
+    if not hasattr(whole, "kernel_signature"):
+        return launch
+    about = whole.arg_annotations, whole.kernel_signature
+
+    def start(*given: Any) -> None:
+        place, (scratch, hooks), args = given[:7], (given[7:9], given[9:13]), given[13:]
+        launch(*place, *hooks, *scratch, *about, args)
+
+    return start
 
 
 def _descriptor_of(arg: Any, described: Any) -> Callable[[int], Any]:
