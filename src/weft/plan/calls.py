@@ -50,12 +50,12 @@ def run_calls(
 
     Raises  UnsupportedError: a plan with other steps than calls
     """
-    key = ("calls", id(plan), *sizes.items())
+    key = ("calls", id(plan))
     found = world.calls.get(key)
     if found is None:
         # The plan is kept: its number is then its alone.
-        found = world.calls[key] = LibraryCalls(world, plan, sizes)
-    return found.run(tensors, adapted)
+        found = world.calls[key] = LibraryCalls(plan)
+    return found.run(world, tensors, sizes, adapted)
 
 
 def is_of_calls(plan: Plan) -> bool:
@@ -63,15 +63,19 @@ def is_of_calls(plan: Plan) -> bool:
     return all(isinstance(step, Call) for step in plan.steps)
 
 
-class LibraryCalls:
-    """A plan of library calls alone, at given sizes on one rank: found once, run at each call."""
+# Of its operands and whom it runs for.
+Doing = Callable[[Sequence[Any], Here], Any]
 
-    def __init__(self, world: Any, plan: Plan, sizes: Mapping[str, int]) -> None:
+
+class LibraryCalls:
+    """A plan of library calls alone: what does them is found once."""
+
+    def __init__(self, plan: Plan) -> None:
         self.plan = plan
-        self._here = Here(world, sizes, {buffer.name: buffer for buffer in plan.of(Buffer)})
+        self._buffers = {buffer.name: buffer for buffer in plan.of(Buffer)}
         kept = {*plan.results}
         # Each step, what does it, what it reads and makes, and what it is the last reader of.
-        self._steps: list[tuple[Call, Callable, tuple[str, ...], str, list[str]]] = []
+        self._steps: list[tuple[Call, Doing, tuple[str, ...], str, list[str]]] = []
         for step in reversed(plan.steps):
             if not isinstance(step, Call):
                 message = f"{plan.name}: {type(step).__name__} is not a call of a library"
@@ -79,33 +83,36 @@ class LibraryCalls:
             (result,) = step.writes
             last = [name for name in dict.fromkeys(step.reads) if name not in kept]
             kept.update(step.reads)
-            self._steps.append((step, _doing(step, self._here), step.reads, result, last))
+            self._steps.append((step, _doing(step), step.reads, result, last))
         self._steps.reverse()
 
-    def run(self, tensors: Mapping[str, Any], adapted: Adapted | None = None) -> tuple[Any, ...]:
-        """The results. A value is let go after its last reader."""
-        values, kept = dict(tensors), self._here.kept
-        kept.clear()  # of a call that failed
+    def run(
+        self, world: Any, tensors: Mapping[str, Any], sizes: Mapping[str, int],
+        adapted: Adapted | None = None,
+    ) -> tuple[Any, ...]:  # fmt: skip
+        """One rank's results. A value is let go after its last reader."""
+        values, here = dict(tensors), Here(world, sizes, self._buffers)
         for step, call, reads, result, last in self._steps:
             operands = [values[name] for name in reads]
-            values[result] = call(operands if adapted is None else adapted(step, operands))
+            if adapted is not None:
+                operands = adapted(step, operands)
+            values[result] = call(operands, here)
             for name in last:
                 del values[name]
-        kept.clear()
         return tuple(values[name] for name in self.plan.results)
 
 
 def run_call(step: Call, operands: Sequence[Any], here: Here) -> Any:
     """The result of one call."""
-    return _doing(step, here)(operands)
+    return _doing(step)(operands, here)
 
 
-def _doing(step: Call, here: Here) -> Callable[[Sequence[Any]], Any]:
-    """What does a call, of its operands."""
+def _doing(step: Call) -> Doing:
+    """What does a call."""
     if (asks := CALLS.get(step.function)) is not None:
-        return lambda operands: asks(step, operands, here)
+        return lambda operands, here: asks(step, operands, here)
     function, attributes = libraries.LOCAL[step.function], libraries.attributes(step)
-    return lambda operands: function(*operands, **attributes)
+    return lambda operands, here: function(*operands, **attributes)
 
 
 def _rows(step: Call, operands: Sequence[Any], here: Here) -> Any:

@@ -9,7 +9,7 @@ between the steps stays with the runner.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial, reduce
+from functools import cached_property, partial, reduce
 from operator import methodcaller, or_
 from typing import Any, NoReturn
 
@@ -153,6 +153,11 @@ class PlanRunner:
         self._listed: CommandList | None = None
         self._can_list = world.backend.by_address is not None and self.recordings is not None
 
+    @cached_property
+    def _by_libraries(self) -> Plan:
+        """The same, unfused."""
+        return unfused.lower(self.stages.tasks["place"])
+
     def as_recorded(self, tensors: Mapping[str, Any]) -> PlanRunner | None:
         """What runs the same calls where the user records them; None where this does."""
         if self.alongside is None and self.copy_streams and (stages := self.stages.recorded):
@@ -202,8 +207,7 @@ class PlanRunner:
         except OutOfMemoryError:  # before anything is queued, on all ranks
             if not self._falls_back:
                 raise
-            plan = unfused.lower(self.stages.tasks["place"])
-            made = run_calls(plan, tensors, self.sized.sizes, world=self.world)
+            made = run_calls(self._by_libraries, tensors, self.sized.sizes, world=self.world)
             return tuple(one.copy_(result) for one, result in zip(results, made, strict=True))
         except UsageError as error:
             if not is_recording:
