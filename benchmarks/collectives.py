@@ -120,13 +120,16 @@ class Subject:
                 name = f"{transport} {channels}/{warps}/{nbytes}"
                 yield self.weft(name, cut(transport, channels, warps, nbytes), place)
 
+        def by_packets(transport: str) -> Iterator[Variant]:
+            for channels, warps in PACKET_CUTS:
+                packets = config(transport, channels, 128 * warps, warps)
+                yield self.weft(f"{transport} {channels}/{warps}/16", packets, "plain")
+
         yield from wanted(boxes, "plain", cuts)
         yield from wanted("sm_pull", "plain", cuts[:1])
         yield from wanted("sm_pull", "symmetric", cuts)
         if self.op != "all_reduce" and self.nbytes <= 2 * MB:
-            for channels, warps in PACKET_CUTS:
-                packets = config("ll", channels, 128 * warps, warps)
-                yield self.weft(f"ll {channels}/{warps}/16", packets, "plain")
+            yield from by_packets("ll")
         if self.op == "all_gather":
             yield from wanted("ce_pull", "plain", cuts[:1])
             yield from wanted("ce_pull", "symmetric", cuts[:1])
@@ -134,10 +137,8 @@ class Subject:
             yield from wanted("sm_pull", "symmetric out=x", cuts)
             yield from wanted("one_shot", "plain", cuts)
             if self.nbytes <= 2 * MB:
-                for name in ("one_shot_ll", "two_shot_ll"):
-                    for channels, warps in PACKET_CUTS:
-                        packets = config(name, channels, 128 * warps, warps)
-                        yield self.weft(f"{name} {channels}/{warps}/16", packets, "plain")
+                yield from by_packets("one_shot_ll")
+                yield from by_packets("two_shot_ll")
 
     def others(self) -> Iterator[Variant]:
         group, xs = dist.group.WORLD, self.plain
