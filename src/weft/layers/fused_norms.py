@@ -25,7 +25,7 @@ from weft.runtime.world import World
 CONVERTS = (torch.ops.prims.convert_element_type.default, aten._to_copy.default)
 ADDS = (aten.add.Scalar, aten.add.Tensor)
 ENGINES = ("one_shot_ll", "two_shot_ll", "sm_push")
-# What one more kernel of few rows adds to a recording.
+# What one more kernel adds to a recording at small m.
 KERNEL_US = 3.0
 
 

@@ -6,7 +6,8 @@ last ranks may have fewer, or none. n and k are per rank. Every rank ends with i
 Plan    the compiler's, of `program` below (`weft explain ag_gemm`): tiles of own rows come first,
         read in place; those of rank + 1, + 2, ... as their rows arrive. ce_push: copy engines
         store rows in peers' slots; sm_push: communication CTAs of the product do; ll, for small m:
-        LL packets bring the rows, tiles/gathered_gemm.py; nccl: the library's, then cuBLAS
+        LL packets bring the rows, tiles/gathered_gemm.py; all_gather: weft's, then cuBLAS;
+        nccl: the library's, then cuBLAS
 Signals the plan's: a word for each chunk of a rank's rows, SET to the call's epoch. Scales of fp8
         rows are stored in all slots before the rows, whose words announce them too
 Limits  n and k are the same on all ranks; A is row-major, B is [k, n] or a transposed [n, k]

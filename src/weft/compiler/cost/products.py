@@ -25,7 +25,7 @@ THIN_REST = 32
 # which is of many tiles: as read on 2 x H100, recorded, of four layers (1.3 to 1.6, 1.2 to 1.4, 1.1
 # to 1.4 times; benchmarks/results/unfused_h100x2.json).
 OF_FEW_ROWS = ((256, 1.6), (512, 1.35), (1024, 1.2))
-# How long the last tile of few rows is under way when all weights have been read, and of more.
+# How long the last packets are under way once all weights are read: at most 16 rows, and more.
 FEWEST_SUMMED, LAST_PACKETS_US, LAST_WIDE_PACKETS_US = 16, 1.0, 7.0
 # Of a grouped product: so little may be waited for in any case, since tokens may choose few
 # experts, which then have many tiles.

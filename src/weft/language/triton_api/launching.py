@@ -268,7 +268,7 @@ def _launcher_of(kernel: Any) -> _Launcher | None:
 
 def _in_one_form(whole: Any, launch: Callable[..., None]) -> Callable[..., None]:
     """A kernel's launcher as `_Launcher.start`: from Triton 3.7 on one serves all kernels, has
-    scratch memory behind the hooks, and is told what the arguments are, which come as one."""
+    scratch memory behind the hooks, and takes the signature and one tuple of all arguments."""
     if not hasattr(whole, "kernel_signature"):
         return launch
     about = whole.arg_annotations, whole.kernel_signature
