@@ -26,11 +26,27 @@ import weft.ops as ops
 from weft.base import artefacts, columns
 from weft.base.errors import DtypeError, ShapeError, UnsupportedError, UsageError
 from weft.base.target import parse_target
-from weft.compiler import Settings, Shard, Tensor, all_gather, program, reduce_scatter, silu_mul
+from weft.compiler import (
+    Replicate,
+    Settings,
+    Shard,
+    Tensor,
+    Times,
+    all_gather,
+    all_reduce,
+    decode_attention,
+    kv_append,
+    program,
+    reduce_scatter,
+    rms_norm,
+    rope,
+    silu_mul,
+)
 from weft.language import triton_api
 from weft.language.triton_api import LeftOut
 from weft.ops import card
 from weft.plan import artefact as ahead
+from weft.plan import prepare
 from weft.runtime import artefact as runtime
 from weft.runtime import load
 from weft.runtime.backends.modules import NUMBERS
@@ -45,6 +61,29 @@ HERE = Path(__file__).parent
 )  # fmt: skip
 def mlp(x, w1, w2):
     return reduce_scatter(silu_mul(all_gather(x) @ w1) @ w2)
+
+
+HEAD, CONTEXT = 32, 16
+
+
+def _of(rows: Any, columns: Any, placement: Any = Replicate(), dtype: str = "bfloat16") -> Tensor:
+    return Tensor(dtype, (rows, columns), placement)
+
+
+@program(
+    mesh="tp", x=_of("b", K), lengths=_of(1, "b", dtype="int32"), gain=_of(1, K),
+    wq=_of(K, 8 * HEAD, Shard(1)), wk=_of(K, 4 * HEAD, Shard(1)), wv=_of(K, 4 * HEAD, Shard(1)),
+    keys=_of(Times("b", CONTEXT), 4 * HEAD, Shard(1)),
+    values=_of(Times("b", CONTEXT), 4 * HEAD, Shard(1)),
+    wo=_of(8 * HEAD, K, Shard(0)), up=_of(K, 2 * N, Shard(1)), down=_of(N, K, Shard(0)),
+)  # fmt: skip
+def decode(x, lengths, gain, wq, wk, wv, keys, values, wo, up, down):
+    h = rms_norm(x, gain)
+    keys = kv_append(keys, rope(h @ wk, lengths, head=HEAD), lengths)
+    values = kv_append(values, h @ wv, lengths)
+    attended = decode_attention(rope(h @ wq, lengths, head=HEAD), keys, values, lengths, head=HEAD)
+    x = all_reduce(attended @ wo) + x
+    return all_reduce(silu_mul(rms_norm(x, gain) @ up) @ down) + x, keys, values
 
 
 def engines(engine: str) -> Any:
@@ -68,6 +107,9 @@ CASES = {
     "a program by SMs": (engines("sm_push"), None, (500, 512)),
     "a program by engines": (engines("ce_push"), None, (512,)),
     "a persistent program": (mlp.options(lowering="persistent"), None, (16,)),
+    "a program, weights as [n, k]": (engines("sm_push"), None, (500,)),
+    "a decode step": (decode.options(lowering="persistent"), None, (1, 3)),
+    "a decode step, weights as [n, k]": (decode.options(lowering="persistent"), None, (3,)),
     "gathered on AMD": ("ag_gemm", {"transport": "sm_push", **AMD}, (63, 64)),
     "reduced on AMD": ("all_reduce", None, (1, 7, 64)),
 }  # fmt: skip
@@ -75,8 +117,9 @@ CASES = {
 
 def sizes_of(what: Any, rows: Any) -> dict[str, Any]:
     known = {"ag_gemm": ("m", "n", "k"), "gemm_rs": ("m", "n", "k"), "all_reduce": ("m", "n")}
-    extents = {"m": rows, "n": N, "k": K}
-    return {name: extents[name] for name in known.get(what, ("m",))}
+    extents = {"m": rows, "b": rows, "n": N, "k": K}
+    names = known[what] if isinstance(what, str) else prepare.card_of(what).default_shape
+    return {name: extents[name] for name in names}
 
 
 def target_of(case: str) -> str:
@@ -137,11 +180,17 @@ def on_ranks(main: Any, kind: type[Machine] = Machine, num_ranks: int = RANKS) -
     return found
 
 
-def tensors_of(what: Any, rank: int, m: int) -> list[torch.Tensor]:
+def tensors_of(case: str, rank: int, m: int) -> list[torch.Tensor]:
+    what = CASES[case][0]
+    if not isinstance(what, str):
+        op = prepare.card_of(what)
+        problem = op.make_problem(RANKS, sizes_of(what, m), "bfloat16")
+        problem = replace(problem, b_is_nk=case.endswith("[n, k]"))
+        return list(op.make_inputs(problem, rank).values())
     rows = max(0, min(m, (rank + 1) * -(-m // RANKS)) - rank * -(-m // RANKS))
     shapes = {
         "ag_gemm": [(rows, K), (K, N)], "gemm_rs": [(m, K), (K, N)], "all_reduce": [(m, N)],
-    }.get(what, [(rows, K), (K, 2 * N // RANKS), (N // RANKS, K)])  # fmt: skip
+    }[what]  # fmt: skip
     return [torch.zeros(one, dtype=torch.bfloat16) for one in shapes]
 
 
@@ -151,7 +200,7 @@ def called(what: Any, config: Any, world: Any, tensors: list[torch.Tensor], m: i
     now.by_address = None
     try:
         if not isinstance(what, str):
-            return what(*tensors, world=world, m=m)
+            return what(*tensors, world=world, **sizes_of(what, m))
         named = {"m": m} if what == "ag_gemm" else {}
         chosen = None if config is None else card(what).config(**config)
         return getattr(ops, what)(*tensors, world=world, config=chosen, **named)
@@ -175,8 +224,9 @@ def test_it_queues_what_the_call_queues(case, is_recorded, tmp_path, machine):
     def main(world):
         log, compared = world.backend.log, 0
         for m in rows:
-            tensors = tensors_of(what, world.rank, m)
-            given = {} if what == "all_reduce" else {"m": m}
+            tensors = tensors_of(case, world.rank, m)
+            given = sizes_of(what, m) if not isinstance(what, str) else {"m": m}
+            given = {} if what == "all_reduce" else given
             ways = (
                 lambda: called(what, config, world, tensors, m),
                 lambda: compiled(*tensors, world=world, **given),

@@ -48,7 +48,8 @@ _COMPILED: dict[str, Callable[[Problem], Compiled]] = {}
 class Problem:
     """One call: the program's name, its sizes, and the ranks.
 
-    Shapes  k: elements of the longest sum
+    Shapes  k: elements of the longest sum; b_is_nk: all weights lie as [n, k], as those of
+            torch.nn.Linear, not as [k, n]
     """
 
     program: str
@@ -57,6 +58,7 @@ class Problem:
     dtype: str
     nodes: tuple[int, ...] = ()
     k: int = 1
+    b_is_nk: bool = False
 
     op: ClassVar[str] = PROGRAMS
 
@@ -150,10 +152,15 @@ def neighbours(problem: Problem) -> Iterator[Problem]:
 # Values
 
 
+def weights_of(program: Program) -> set[str]:
+    """The right operands of products."""
+    return {task.operands[1] for task in program.tasks if "matmul" in task.kind}
+
+
 def whole_inputs(problem: Problem, seed: int) -> dict[str, torch.Tensor]:
     """All of each input, on every rank the same; weights so small that products stay finite."""
     program, sizes = problem.traced, problem.open_sizes
-    weights = {task.operands[1] for task in program.tasks if "matmul" in task.kind}
+    weights = weights_of(program)
     generator, found = torch.Generator().manual_seed(seed), {}
     for task in inputs_of(program):
         shape = [number(size, sizes) for size in type_of(task).sizes]
@@ -207,9 +214,13 @@ def whole_of(placement: Placement | None, pieces: Sequence[torch.Tensor]) -> tor
 def make_inputs(problem: Problem, rank: int, seed: int = 0) -> dict[str, torch.Tensor]:
     """One rank's tensors: the same for one seed on every machine."""
     whole = whole_inputs(problem, seed)
-    return {
+    mine = {
         name: part_of(problem, problem.traced.task(name), one, rank) for name, one in whole.items()
     }
+    if problem.b_is_nk:
+        for name in weights_of(problem.traced) & mine.keys():
+            mine[name] = mine[name].mT.contiguous().mT
+    return mine
 
 
 def reference(problem: Problem, inputs: Sequence[Mapping[str, torch.Tensor]]) -> list[Any]:
