@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -508,3 +509,29 @@ def test_a_rank_without_rows_must_say_m():
     with pytest.raises((CallOrderError, ShapeError)) as caught, weft.emulated(ranks=3) as ranks:
         ranks.run(main)
     assert "m=" in str(caught.value)
+
+
+def test_what_a_recorded_call_leaves_to_the_gather_is_there_when_it_is_recorded(ranks, monkeypatch):
+    """Calls that launch a fused product may be recorded as a gather and the library's product."""
+    module = sys.modules["weft.ops.ag_gemm"]
+    problem = Problem(96, 64, 32, 3, "float32")
+    ways = {False: "sm_push", True: "all_gather"}
+
+    def chosen(world, problem, is_recorded=False):
+        return Config(transport=ways[is_recorded], tile_m=32, tile_n=16)
+
+    monkeypatch.setattr(module, "config_of", chosen)
+
+    def main():
+        world = weft.init()
+        everyone = [op.make_inputs(problem, rank) for rank in range(3)]
+        mine, right = everyone[world.rank], op.reference(problem, everyone)[world.rank]
+        torch.testing.assert_close(ag_gemm(mine["a"], mine["b"], world=world), right)
+        with world.record() as recording:
+            out = ag_gemm(mine["a"], mine["b"], world=world)
+        for _ in range(3):
+            recording.replay()
+            torch.testing.assert_close(out, right)
+            torch.testing.assert_close(ag_gemm(mine["a"], mine["b"], world=world), right)
+
+    ranks(main, 3)

@@ -93,8 +93,10 @@ def _make_call(
     is_recorded: bool, config: Config | None,
 ) -> gathered.Call:  # fmt: skip
     problem = problem_of(world, a, b, m, out, scale_a, scale_b)
-    config = config or config_of(world, problem, is_recorded)
-    return gathered.Call(world, problem, config, _named(a, b, scale_a, scale_b), program)
+    chosen = config or config_of(world, problem, is_recorded)
+    other = None if config or is_recorded else config_of(world, problem, is_recorded=True)
+    tensors = _named(a, b, scale_a, scale_b)
+    return gathered.Call(world, problem, chosen, tensors, program, other)
 
 
 def run(world: World, problem: Problem, inputs: Mapping[str, Any], config: Config | None = None):

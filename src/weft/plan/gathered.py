@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from math import ceil
 from typing import Any, ClassVar
 
@@ -235,11 +235,12 @@ def _traced(function: Any, problem: Problem) -> Program:
 
 
 class Call(ProductCall):
-    """Of a product of gathered rows, which the first of `tensors` are."""
+    """Of a product of gathered rows, which the first of `tensors` are; done as `recorded` says
+    where the user records it."""
 
     def __init__(
         self, world: Any, problem: Problem, config: Config, tensors: Mapping[str, Any],
-        program: Callable[..., Any],
+        program: Callable[..., Any], recorded: Config | None = None,
     ) -> None:  # fmt: skip
         config.check(problem, world.target)
         stages = None
@@ -249,6 +250,9 @@ class Call(ProductCall):
         out = problem.result, problem.out_dtype
         super().__init__(world, problem, config, tensors, stages, *out)
         self._left, self._right = problem.types()
+        if recorded:
+            make = partial(type(self), world, problem, recorded, tensors, program)
+            self._prepare(recorded, tensors, make)
 
     def _run_unfused(self, out: torch.Tensor, **tensors: Any) -> None:
         own, right = tensors[self._left], tensors[self._right]

@@ -189,6 +189,20 @@ class ProductCall:
     def _run_unfused(self, out: torch.Tensor, **tensors: Any) -> None:
         raise NotImplementedError
 
+    def _prepare(
+        self, recorded: Any, tensors: Mapping[str, Any], make: Callable[[], ProductCall]
+    ) -> None:
+        """Call once what is done where the user records it, which `make` gives, if that is unfused
+        and this is not: its memory cannot be had then."""
+        if recorded.is_fused or not self.config.is_fused:
+            return
+        sizes = [getattr(self.problem, name) for name in self.problem.sizes]
+        key = ("prepared", self.problem.op, self.problem.dtype, *sizes)
+        # Tensors may lie otherwise on other ranks, for which these sizes are then not new.
+        if self.world.calls.is_first(key, self.runner):
+            with suppress(OutOfMemoryError):  # a recording will say it
+                make()(None, **tensors)
+
 
 class Call(ProductCall):
     """Of a product that is summed over ranks, done as `recorded` says where the user records it."""
@@ -215,17 +229,8 @@ class Call(ProductCall):
             self._products = world.asked(f"{problem.op}.product", request, num_slots=1)
         # What sums the last call's product, by where it and the result lie on the heap.
         self._exchange: tuple[Any, Any] = None, None
-        if config.is_fused and recorded and not recorded.is_fused:
-            self._prepare(recorded, tensors)
-
-    def _prepare(self, recorded: Config, tensors: Mapping[str, Any]) -> None:
-        """Call once what is done where the user records it: its memory cannot be had then."""
-        sizes = [getattr(self.problem, name) for name in self.problem.sizes]
-        key = ("prepared", self.problem.op, self.problem.dtype, *sizes)
-        # Tensors may lie otherwise on other ranks, for which these sizes are then not new.
-        if self.world.calls.is_first(key, self.runner):
-            with suppress(OutOfMemoryError):  # a recording will say it
-                Call(self.world, self.problem, recorded, tensors)(None, **tensors)
+        if recorded:
+            self._prepare(recorded, tensors, partial(Call, world, problem, recorded, tensors))
 
     def _run_unfused(self, out: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> None:
         world, kind = self.world, self.problem.unfused
