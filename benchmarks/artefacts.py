@@ -14,6 +14,7 @@ wrong, and writes results/artefacts_<gpus>.json.
 
 from __future__ import annotations
 
+import json
 import os
 import statistics
 import sys
@@ -229,7 +230,7 @@ def answer() -> None:
     from weft.tune.provenance import provenance
 
     world, programs, failed = weft.init(heap_bytes=1 << 30), made(), []
-    kept: dict[str, Any] = {"provenance": provenance()}
+    kept: dict[str, Any] = {"provenance": json.dumps(provenance())}
     for op, sizes in SIZES.items():
         function = programs.get(op) or getattr(weft.ops, op)
         for size, named in calls_of(sizes):
@@ -290,7 +291,7 @@ def run() -> None:
         from weft.tune.provenance import save
 
         document = {"what": __doc__.splitlines()[0], "num_ranks": RANKS, "rows": rows}
-        save("artefacts", answers["provenance"] | document, RANKS, RESULTS)
+        save("artefacts", json.loads(answers["provenance"]) | document, RANKS, RESULTS)
     checks = sum(one["checks"] for one in rows)
     world.close()
     print(f"rank {rank}: {checks} checks; {'; '.join(failed) or 'all right'}")
