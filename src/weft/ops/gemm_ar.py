@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from math import ceil
 from typing import Any
 
 import torch
@@ -25,7 +26,7 @@ from weft.base.card import Op, Trial, calling, trials
 from weft.base.target import Target
 from weft.compiler import frontend
 from weft.compiler.buckets import by_bucket
-from weft.compiler.schedules import LIBRARY, SM_PUSH, Config, by_packets, fused
+from weft.compiler.schedules import LIBRARY, SM_PUSH, Config, by_packets, reducing
 from weft.ops import _baselines
 from weft.ops.all_reduce import Problem as AllReduce
 from weft.plan import operations, summed
@@ -37,9 +38,9 @@ from weft.runtime.world import World
 # 0.88 to 0.95 of cuBLAS's and weft's all-reduce's time at 16 rows, as long at 32, 1.08 to 1.3 times
 # at 64); and rows times peers up to which they go to all ranks at once, 1 to 1.5 us less.
 SMALL_M = 16
-# A rank's rows from which tiles are filled (m 1024 there, n 4096 and 8192: unfused in 1.03 to 1.23
-# of the time), unless the last of few rounds is not (n 5120, 1.2 rounds: in 0.83).
-FUSED_ROWS, FEW_ROUNDS, FULL = 512, 4, 0.5
+# A rank's rows, and rounds of tiles of 128 x 128, from which sums hide behind products (2 x H200,
+# m 512: unfused in 1.0 to 1.12 of the time from 1.9 rounds on, in 0.94 and 0.98 of it below).
+FUSED_ROWS, ROUNDS = 256, 1.5
 UNFUSED = "all_reduce"
 
 
@@ -68,24 +69,20 @@ def candidates(problem: Problem, target: Target) -> Iterator[Config]:
     """Configurations worth measuring, the one to take unmeasured first."""
     small = by_packets(problem, target, SMALL_M)
     # What the last own tiles sum is not hidden: few of them.
-    large = [replace(config, last=1) for config in fused(problem, target)]
+    large = [replace(config, last=1) for config in reducing(problem, target)]
     unfused = [Config(transport=UNFUSED)]
     if target.backend == "emu":
         order = (small, large, unfused) if problem.m <= SMALL_M else (large, small, unfused)
     elif len(problem.nodes) > 1 or problem.m <= SMALL_M:
         order = (small, unfused, large)  # between nodes there are no packets
     else:
-        order = (large, unfused) if _fills(problem, large[0], target) else (unfused, large)
+        rounds = ceil(problem.m / 128) * ceil(problem.n / 128) / target.num_sms
+        hides = problem.rows >= FUSED_ROWS and rounds >= ROUNDS
+        order = (large, unfused) if hides else (unfused, large)
     for kind in order:
         yield from kind
     if problem.can_use_library(target):
         yield Config(transport=LIBRARY)
-
-
-def _fills(problem: Problem, config: Config, target: Target) -> bool:
-    """Have programs something to do until the end?"""
-    rounds = config.blocking.num_tiles(problem.m, problem.n) / target.num_sms
-    return problem.rows >= FUSED_ROWS and (rounds >= FEW_ROUNDS or not 0 < rounds % 1 < FULL)
 
 
 @by_bucket
