@@ -373,13 +373,13 @@ def test_a_recording_of_what_was_asked_for_is_refused(ranks):
 def test_copies_are_queued_before_a_library_is_called(ranks, monkeypatch):
     """Its first call may hold the host until the device is idle; what multiplies waits for them."""
     program, order = Program(mlp, 2, 40, {"gathered": "ce_push"}), []
-    queue, call = Transfers.queue, runner.run_call
+    queue, doing = Transfers.queue, runner.doing
 
     def noted(name, function):
         return lambda *args: (order.append(name), function(*args))[1]
 
     monkeypatch.setattr(Transfers, "queue", noted("copies", queue))
-    monkeypatch.setattr(runner, "run_call", noted("library", call))
+    monkeypatch.setattr(runner, "doing", lambda step: noted("library", doing(step)))
 
     def main():
         world = weft.init()

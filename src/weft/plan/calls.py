@@ -83,7 +83,7 @@ class LibraryCalls:
             (result,) = step.writes
             last = [name for name in dict.fromkeys(step.reads) if name not in kept]
             kept.update(step.reads)
-            self._steps.append((step, _doing(step), step.reads, result, last))
+            self._steps.append((step, doing(step), step.reads, result, last))
         self._steps.reverse()
 
     def run(
@@ -102,13 +102,8 @@ class LibraryCalls:
         return tuple(values[name] for name in self.plan.results)
 
 
-def run_call(step: Call, operands: Sequence[Any], here: Here) -> Any:
-    """The result of one call."""
-    return _doing(step)(operands, here)
-
-
-def _doing(step: Call) -> Doing:
-    """What does a call."""
+def doing(step: Call) -> Doing:
+    """What does a call, found once."""
     if (asks := CALLS.get(step.function)) is not None:
         return lambda operands, here: asks(step, operands, here)
     function, attributes = libraries.LOCAL[step.function], libraries.attributes(step)

@@ -25,10 +25,11 @@ from weft.ir.schedule import Schedule
 from weft.ir.tensor import TABLE
 from weft.language import triton_api
 from weft.plan.call_cache import by_layout
-from weft.plan.calls import Here, is_of_calls, run_call, run_calls
+from weft.plan.calls import Here, doing, is_of_calls, run_calls
 from weft.plan.command_list import CommandList, extent_bytes, places_of
 from weft.plan.launches import KernelLaunch, Start
 from weft.plan.memory import Memory
+from weft.plan.mixed_list import MixedList
 from weft.plan.product_launches import Product
 from weft.plan.row_launches import SummedRows
 from weft.plan.sizes import SizedPlan
@@ -41,6 +42,8 @@ from weft.plan.transfers import Transfers
 from weft.tiles.hooks.table import Tables
 
 _ADDRESS_OF = methodcaller("data_ptr")
+# Slots and local memory of which the parts are kept.
+MOST_WITHIN = 8
 # Is torch asked for deterministic algorithms? Without a function of torch's around it.
 is_deterministic: Callable[[], bool] = torch._C._get_deterministic_algorithms
 
@@ -151,7 +154,16 @@ class PlanRunner:
         self._falls_back = False
         # What calls queue, once one has been made; not where work is no matter of addresses.
         self._listed: CommandList | None = None
-        self._can_list = world.backend.by_address is not None and self.recordings is not None
+        can_list = world.backend.by_address is not None
+        self._can_list = can_list and self.recordings is not None
+        # The same of a plan that calls libraries too; and by slot and local memory what calls have
+        # in them.
+        self._mixed: MixedList | None = None
+        if can_list and plan.of(Call):
+            self._mixed = MixedList(
+                world, _copies_late(plan.steps), self._packed, self._fill, self._queue_all
+            )
+        self._within: dict[tuple[int, int], tuple[Any, dict[str, Any]]] = {}
 
     @cached_property
     def _by_libraries(self) -> Plan:
@@ -223,7 +235,37 @@ class PlanRunner:
             at_once = self._replays.is_due(key)
             if not at_once and self._run_listed(tensors, results, slot, local, places):
                 return results
+        # Behind a first call: it has loaded all that a call launches.
+        if self._mixed is not None and self._loaded and not is_recording:
+            if not reduce(or_, places) % 16:
+                return self._run_mixed(self._mixed, tensors, results, slot, local, places)
         return self._queue_launches(key, tensors, results, slot, at_once)
+
+    def _run_mixed(
+        self, mixed: MixedList, tensors: Mapping[str, torch.Tensor],
+        results: tuple[torch.Tensor, ...], slot: Any, local: torch.Tensor | None,
+        places: Sequence[int],
+    ) -> tuple[torch.Tensor, ...]:  # fmt: skip
+        """Queue the call by lists of what its steps between libraries' calls queue."""
+        there, sizes = places_of(self.world, slot)
+        begins, nbytes = (0, 0) if local is None else (local.data_ptr(), local.nbytes)
+
+        def extents() -> list[int]:
+            return [0, nbytes, *map(extent_bytes, self._read(tensors, results)), *sizes]
+
+        given = {**tensors, **dict(zip(self.plan.results, results, strict=True))}
+        key = (slot.number, begins)
+        if self._within.get(key, (None,))[0] is not slot:
+            if len(self._within) > MOST_WITHIN:
+                self._within.clear()
+            bound = self.memory.bind(tensors, results, slot)
+            rest = {name: one for name, one in bound.items() if name not in given}
+            self._within[key] = slot, rest
+        bound = {**self._within[key][1], **given}
+        self._here.kept.clear()
+        mixed.queue([0, begins, *places, *there], extents, bound, slot, self._here)
+        self._prepare_recorded(tensors)
+        return tuple(bound[name] for name in self.plan.results)
 
     def _run_listed(
         self, tensors: Mapping[str, torch.Tensor], results: tuple[torch.Tensor, ...], slot: Any,
@@ -251,7 +293,18 @@ class PlanRunner:
         assert self.recordings is not None
         together, apart = self.recordings
         apart = apart if self.world.num_ranks > 1 else {}
-        for step in (*_copies_late(together), *(one for some in apart.values() for one in some)):
+        steps = (*_copies_late(together), *(one for some in apart.values() for one in some))
+        if not self._fill(listed, steps, bound, slot):
+            return False
+        for stream in reversed(apart):
+            listed.wait("main", stream)
+        return True
+
+    def _fill(
+        self, listed: CommandList, steps: Sequence[device.Step], bound: dict[str, torch.Tensor],
+        slot: Any,
+    ) -> bool:  # fmt: skip
+        for step in steps:
             if isinstance(step, After):
                 listed.wait(step.stream, step.other)
             elif isinstance(step, Copy):
@@ -263,8 +316,6 @@ class PlanRunner:
                 starts = self.starts.of(step, bound, slot)
                 if not all(listed.launch(step.stream, one) for one in starts):
                     return False
-        for stream in reversed(apart):
-            listed.wait("main", stream)
         return True
 
     def _queue_launches(
@@ -435,7 +486,7 @@ class PlanRunner:
             self.transfers.queue(step, bound, slot)
         elif isinstance(step, Call):
             (result,) = step.writes
-            made = run_call(step, [bound[name] for name in step.reads], self._here)
+            made = doing(step)([bound[name] for name in step.reads], self._here)
             bound[result] = made.contiguous() if result in self._packed else made
         elif isinstance(step, Wait):
             raise UnsupportedError(
