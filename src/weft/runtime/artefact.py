@@ -13,11 +13,11 @@ Limits  ranks of one node on NVIDIA GPUs; results are fresh; no gradients
 
 from __future__ import annotations
 
-import ctypes
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, reduce
 from math import prod
+from operator import or_
 from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -27,25 +27,17 @@ import torch
 from weft.base import artefacts, columns
 from weft.base.errors import DtypeError, ShapeError, UnsupportedError, UsageError
 from weft.language.world_arg import SlotArg, language_version
-from weft.runtime.backends.modules import (
-    NUMBERS,
-    SCRATCH,
-    Binary,
-    Descriptor,
-    Modules,
-    modules,
-)  # fmt: skip
+from weft.runtime.backends.modules import Binary, modules
+from weft.runtime.packed_launch import Launch
 from weft.runtime.world import World
 
 # Kernels were compiled for tensors that begin at 16 bytes.
 ALIGN = 16
-# Descriptors of an argument that are kept, by address.
-KEPT_DESCRIPTORS = 16
 
 # places, the current stream
 Command = Callable[[Sequence[int], Any], None]
-# A place and a distance from it.
-Find = Callable[[Sequence[Any]], tuple[int, int]]
+# What was made in a call, and its tensors.
+Result = Callable[[Sequence[torch.Tensor], Sequence[torch.Tensor]], torch.Tensor]
 
 
 def load(folder: str | Path) -> Artefact:
@@ -204,16 +196,18 @@ class _OnWorld:
         is_asked = self._is_recordable and torch.are_deterministic_algorithms_enabled()
         as_recorded = world.is_recording() or is_asked
         try:
-            kinds = tuple(map(_kind, tensors))
-            where = tuple((one.device, one.requires_grad) for one in tensors)
+            # As they are: words for them would take longer than all the rest.
+            lie = [(one.dtype, one.shape, one.stride(), one.device, one.requires_grad)
+                   for one in tensors]  # fmt: skip
         except AttributeError:
             self._check(tensors, world)  # something that is no tensor
             raise
         grads = torch.is_grad_enabled()
-        key = (self.artefact.manifest["sha256"], kinds, where, grads, *sorted(sizes.items()))
+        key = (self.artefact.manifest["sha256"], grads, *lie, *sorted(sizes.items()))
         call = world.calls.get((as_recorded, *key))
         if call is None:
             self._check(tensors, world)
+            kinds = tuple(map(_kind, tensors))
             call = self._new_call(world, tensors, kinds, sizes, as_recorded)
             world.calls[(as_recorded, *key)] = call
             if not as_recorded and self._is_recordable:
@@ -288,7 +282,7 @@ class _OnWorld:
             given = "".join(f", {name}={size}" for name, size in sizes.items())
             raise self.artefact.refuse(shapes + given, world)
         (number, i), has = told[0]
-        return _Call(self, world, columns.at(self.tables[number]["call"], i), has)
+        return _Call(self, world, columns.at(self.tables[number]["call"], i), has, kinds)
 
     def _sizes_at(self, number: int, i: int) -> dict[str, int]:
         return columns.at(self.tables[number]["call"]["sizes"], i)
@@ -318,12 +312,16 @@ class _Kernel:
 
 
 class _Call:
-    """A call at given sizes: found once, run for any tensors like these."""
+    """A call at given sizes: found once, run for any tensors of these `kinds`."""
 
     def __init__(
-        self, of: _OnWorld, world: World, call: Mapping[str, Any], sizes: Mapping[str, int]
-    ) -> None:
-        self.world, self.driver, self._inputs = world, of.driver, call["inputs"]
+        self, of: _OnWorld, world: World, call: Mapping[str, Any], sizes: Mapping[str, int],
+        kinds: Sequence[tuple],
+    ) -> None:  # fmt: skip
+        self.world, self.driver = world, of.driver
+        inputs, results = call["inputs"], call["results"]
+        # Inputs that lie otherwise than kernels read them.
+        self._lie_apart = [i for i, told in enumerate(inputs) if kinds[i] != _kind_of(told)]
         said = ", ".join(f"{name}={size}" for name, size in sizes.items())
         # What all ranks must call alike: of one artefact.
         self._name = (
@@ -331,13 +329,14 @@ class _Call:
         )
         self._slots = [_asked(world, one) for one in call["slots"]]
         self._scratch = [(one["key"], one["bytes"]) for one in call["scratch"]]
-        self._made: Sequence[int] = call["made"]
         self._constants = [of.constant(name) for name in call["constants"]]
+        self._fixed = [0, world.table.data_ptr(), *(one.data_ptr() for one in self._constants)]
+        self._made = [_like(i, size, results, world.device) for i, size in enumerate(call["made"])]
         self._places: dict[str, int] = {"null": 0, "table": 1}
-        for kind, count in (("made", len(self._made)), ("scratch", len(self._scratch)),
-                            ("constant", len(self._constants))):  # fmt: skip
+        for kind, count in (("constant", len(self._constants)), ("made", len(self._made)),
+                            ("scratch", len(self._scratch))):  # fmt: skip
             self._add(f"{kind}:{i}" for i in range(count))
-        self._add(f"input:{one['name']}" for one in self._inputs)
+        self._add(f"input:{one['name']}" for one in inputs)
         # Of each slot, its parts by name.
         self._parts = [
             [*(f"arg.{name}" for name in SlotArg._fields), *one["buffers"], *one["signals"],
@@ -346,9 +345,10 @@ class _Call:
         ]  # fmt: skip
         for i, parts in enumerate(self._parts):
             self._add(f"slot:{i}:{part}" for part in parts)
+        self._of_slots: WeakKeyDictionary[Any, list[int]] = WeakKeyDictionary()
         self._distances = world.distances
         self._commands = [self._command(of, *step) for step in call["steps"]]
-        self._results = call["results"]
+        self._results = [self._result(one, inputs) for one in results]
 
     def _add(self, names: Iterator[str]) -> None:
         for name in names:
@@ -368,27 +368,54 @@ class _Call:
     def run(self, tensors: Sequence[torch.Tensor]) -> Any:
         """Queue the call; its results."""
         world = self.world
-        tensors = [_as_compiled(one, told) for one, told in zip(tensors, self._inputs)]
+        if self._lie_apart:
+            tensors = [one.contiguous() if i in self._lie_apart else one
+                       for i, one in enumerate(tensors)]  # fmt: skip
+        given = [one.data_ptr() for one in tensors]
+        if reduce(or_, given, 0) % ALIGN:
+            tensors = [one.clone() if one.data_ptr() % ALIGN else one for one in tensors]
+            given = [one.data_ptr() for one in tensors]
         world.operator_call(self._name)
         is_recording = world.is_recording()
         slots = [one.take(is_recording) for one in self._slots]
-        made = [torch.empty(size, dtype=torch.uint8, device=world.device) for size in self._made]
-        places = [0, world.table.data_ptr(), *(one.data_ptr() for one in made)]
+        made = [torch.empty_like(one) for one in self._made]
+        places = [*self._fixed, *(one.data_ptr() for one in made)]
         places += [world.scratch(key, nbytes).data_ptr() for key, nbytes in self._scratch]
-        places += [one.data_ptr() for one in self._constants]
-        places += [one.data_ptr() for one in tensors]
+        places += given
         for slot, parts in zip(slots, self._parts):
-            for part in parts:
-                name = part.removeprefix("arg.")
-                holder = slot.arg if part.startswith("arg.") else slot
-                places.append(getattr(holder, name).data_ptr())
+            places += self._of_slots.get(slot) or self._parts_of(slot, parts)
         current = world.current_stream()
         for command in self._commands:
             command(places, current)
-        by_name = {f"made:{i}": one for i, one in enumerate(made)}
-        by_name |= {f"input:{told['name']}": one for one, told in zip(tensors, self._inputs)}
-        results = tuple(_result(one, by_name, world.device) for one in self._results)
+        results = tuple(result(made, tensors) for result in self._results)
         return results[0] if len(results) == 1 else results
+
+    def _parts_of(self, slot: Any, parts: Sequence[str]) -> list[int]:
+        """Where a slot's parts are."""
+        holders = [(slot.arg if one.startswith("arg.") else slot, one.removeprefix("arg."))
+                   for one in parts]  # fmt: skip
+        found = self._of_slots[slot] = [getattr(*one).data_ptr() for one in holders]
+        return found
+
+    def _result(self, told: Mapping[str, Any], inputs: Sequence[Mapping[str, Any]]) -> Result:
+        """What gives a result, of what was made in a call and what it was given."""
+        (name, _, distance), dtype = told["at"], _dtype(told["dtype"])
+        shape, strides, device = told["shape"], told["strides"], self.world.device
+        if name == "null":
+            return lambda made, tensors: torch.empty(shape, dtype=dtype, device=device)
+        kind, _, which = name.partition(":")
+        if kind == "input":
+            number = [one["name"] for one in inputs].index(which)
+            return lambda made, tensors: tensors[number]
+        number, like = int(which), self._made[int(which)]
+        if _is_whole(told, like):
+            return lambda made, tensors: made[number]
+        end = distance + prod(shape) * dtype.itemsize
+
+        def view(made: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+            return made[number][distance:end].view(dtype).as_strided(shape, strides)
+
+        return view
 
     # ---- what is queued
 
@@ -474,87 +501,26 @@ def _dtype(name: str) -> torch.dtype:
     return found
 
 
-def _as_compiled(tensor: torch.Tensor, told: Mapping[str, Any]) -> torch.Tensor:
-    """The same values where and as kernels read them."""
-    if _kind(tensor) != _kind_of(told):
-        tensor = tensor.contiguous()
-    return tensor.clone() if tensor.data_ptr() % ALIGN else tensor
-
-
-def _result(
-    told: Mapping[str, Any], by_name: Mapping[str, torch.Tensor], device: Any
+def _like(
+    number: int, nbytes: int, results: Sequence[Mapping[str, Any]], device: torch.device
 ) -> torch.Tensor:
-    (name, _, distance), dtype = told["at"], _dtype(told["dtype"])
-    shape, strides = told["shape"], told["strides"]
-    if name == "null":
-        return torch.empty(shape, dtype=dtype, device=device)
-    if name.startswith("input:"):
-        return by_name[name]
-    end = distance + prod(shape) * dtype.itemsize
-    return by_name[name][distance:end].view(dtype).as_strided(shape, strides)
+    """What is made at each call is like this: the only result in it, or as many bytes."""
+    inside = [told for told in results if told["at"][0] == f"made:{number}"]
+    if len(inside) == 1:
+        (told,) = inside
+        dtype, shape = _dtype(told["dtype"]), tuple(told["shape"])
+        is_packed = tuple(told["strides"]) == torch.empty(shape, device="meta").stride()
+        if told["at"][2] == 0 and is_packed and prod(shape) * dtype.itemsize == nbytes:
+            return _of_shape(shape, dtype, device)
+    return _of_shape((nbytes,), torch.uint8, device)
 
 
-class Launch:
-    """One launch with its arguments packed, but for the addresses of a call."""
-
-    def __init__(
-        self, driver: Modules, kernel: _Kernel, grid: Sequence[int], words: Sequence[Any],
-        find: Find, device: Any,
-    ) -> None:  # fmt: skip
-        self._driver, self._binary, self._grid = driver, kernel.binary, grid
-        self._function = driver.function(kernel.binary, device)
-        self._packed: list[Any] = []
-        self._pointers: list[tuple[Any, int, int]] = []
-        self._maps: list[tuple[int, Descriptor, int, int, dict[int, Any]]] = []
-        described = iter(kernel.descriptors or ())
-        for kind, *value in words:
-            if kind == "descriptor":
-                self._describe(next(described, None), find, *value)
-            elif kind.startswith("*"):
-                self._point(find(value[0]))
-            else:
-                self._packed.append(NUMBERS[kind](value[0]))
-        self._packed += [ctypes.c_uint64(0) for _ in range(SCRATCH)]
-        self._places = (ctypes.c_void_p * len(self._packed))(*map(ctypes.addressof, self._packed))
-
-    def _point(self, where: tuple[int, int]) -> None:
-        self._packed.append(ctypes.c_uint64(0))
-        self._pointers.append((self._packed[-1], *where))
-
-    def _describe(
-        self, told: Mapping[str, Any] | None, find: Find, at: Sequence[Any], shape: Sequence[int],
-        strides: Sequence[int], fills_with_nan: bool, dtype: str,
-    ) -> None:  # fmt: skip
-        """As Triton's launcher takes a descriptor apart: the tensor map, or where the kernel was
-        compiled without TMA the address with all that a map says; then shape and strides."""
-        if told is None:
-            self._point(find(at))
-            self._packed += [ctypes.c_int64(one) for one in (*shape, *strides)]
-            self._packed.append(ctypes.c_int8(fills_with_nan))
-        else:
-            one = Descriptor(
-                tuple(shape), tuple(strides), tuple(told["block_size"]),
-                MAP_KINDS.get(told["elem_type"], told["elem_type"]), told["elem_size"],
-                told["swizzle"], fills_with_nan,
-            )  # fmt: skip
-            self._maps.append((len(self._packed), one, *find(at), {}))
-            self._packed.append(ctypes.c_uint64(0))  # in whose place the map will be
-        self._packed += [ctypes.c_int32(one) for one in shape]
-        self._packed += [ctypes.c_int64(one) for one in strides]
-
-    def __call__(self, places: Sequence[int], stream: int) -> None:
-        for word, place, distance in self._pointers:
-            word.value = places[place] + distance
-        for number, descriptor, place, distance, kept in self._maps:
-            address = places[place] + distance
-            found = kept.get(address)
-            if found is None:
-                if len(kept) >= KEPT_DESCRIPTORS:
-                    kept.clear()
-                found = kept[address] = self._driver.encode(descriptor, address)
-            self._places[number] = ctypes.addressof(found)
-        self._driver.launch(self._binary, self._function, self._grid, self._places, stream)
+def _of_shape(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """Of one element in memory, where there are more."""
+    return torch.empty(shape if prod(shape) <= 1 else (), dtype=dtype, device=device).expand(shape)
 
 
-# Triton's numbers of elements' types that are others of CUtensorMapDataType.
-MAP_KINDS = {8: 10, 9: 8, 10: 9}
+def _is_whole(told: Mapping[str, Any], like: torch.Tensor) -> bool:
+    """Is all of what is made the result?"""
+    is_at_once = told["at"][2] == 0 and like.dtype == _dtype(told["dtype"])
+    return is_at_once and like.shape == torch.Size(told["shape"])
