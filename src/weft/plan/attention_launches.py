@@ -3,7 +3,7 @@ engines too; of decode, whose parts all ranks merge; and of gradients."""
 
 from __future__ import annotations
 
-from math import ceil
+from math import ceil, prod
 from typing import Any
 
 import torch
@@ -127,35 +127,41 @@ class MergedDecode:
         box = tile.m * (tile.d + 1)
         self.key = f"{problem.op}.{config.transport}.{self.capacity}x{box}"
         boxes = problem.num_ranks * self.capacity * box
+        come = {"come": (self.capacity, torch.int32)}
         self.request: dict[str, Any] = {
             "shared": {"boxes": ((boxes,), torch.float32)},
-            "signals": {"ready": (problem.num_ranks * self.capacity, torch.int64)},
+            "signals": {"ready": (problem.num_ranks * self.capacity, torch.int64), **come},
         }
         if self.by_packets:
-            self.request = {"signals": {"boxes": (2 * boxes, torch.int64)}, "num_slots": 1}
-        # Memory of this rank alone: calls come one after the other.
-        cells = (tiles * config.splits, tile.m)
-        parts = [torch.empty(size, device=world.device) for size in ((*cells, tile.d), cells)]
-        come = torch.zeros(tiles, dtype=torch.int32, device=world.device)
-        self.partials = attention_decode.Partials(*parts, come)
+            self.request = {"signals": {"boxes": (2 * boxes, torch.int64), **come}, "num_slots": 1}
+        self._cells, self._width = (tiles * config.splits, tile.m), tile.d
         self.replays = world.replays()
 
     def launch(self, world: Any, tensors: tuple) -> None:
         """tensors: q, k_cache, v_cache, lengths, block_table or None, out"""
         slot = world.workspace(self.key, **self.request)
-        addresses = [0 if one is None else one.data_ptr() for one in tensors]
-        self.replays.run((*addresses, slot.number), lambda: self._start(world, slot, *tensors))
+        # Of this rank alone: calls come one after the other.
+        cells, d = prod(self._cells), self._width
+        local = world.scratch(self.problem.op, 4 * cells * (d + 1)).view(torch.float32)
+        partials = attention_decode.Partials(
+            local[: cells * d].view(*self._cells, d),
+            local[cells * d : cells * (d + 1)].view(self._cells), slot.come,
+        )  # fmt: skip
+        addresses = [local.data_ptr(), *(0 if one is None else one.data_ptr() for one in tensors)]
+        self.replays.run(
+            (*addresses, slot.number), lambda: self._start(world, slot, partials, *tensors)
+        )
 
     def _start(
-        self, world: Any, slot: Any, q: Any, k_cache: Any, v_cache: Any, lengths: Any, table: Any,
-        out: Any,
+        self, world: Any, slot: Any, partials: Any, q: Any, k_cache: Any, v_cache: Any,
+        lengths: Any, table: Any, out: Any,
     ) -> None:  # fmt: skip
         cache: Any = attention_decode.Contiguous(k_cache, v_cache, self.problem.n)
         if table is not None:
             cache = attention_decode.Paged(*cache, table, k_cache.shape[1], table.shape[1])
         flash_decode_kernel[self.grid](
             q, cache, lengths, out, slot.boxes, None if self.by_packets else slot.ready,
-            self.partials, slot.arg, self.shape, self.config.splits, self.capacity,
+            partials, slot.arg, self.shape, self.config.splits, self.capacity,
             self.tile, world.arg, self.by_packets, **self.options,
         )  # fmt: skip
 
