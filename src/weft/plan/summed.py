@@ -192,16 +192,22 @@ class ProductCall:
     def _prepare(
         self, recorded: Any, tensors: Mapping[str, Any], make: Callable[[], ProductCall]
     ) -> None:
-        """Call once what is done where the user records it, which `make` gives, if that is unfused
-        and this is not: its memory cannot be had then."""
+        """Have what is there to be had before the user records a call that is done otherwise, which
+        `make` gives: unfused where this is not. Memory cannot be had then."""
         if recorded.is_fused or not self.config.is_fused:
             return
-        sizes = [getattr(self.problem, name) for name in self.problem.sizes]
-        key = ("prepared", self.problem.op, self.problem.dtype, *sizes)
+        problem, is_first = self.problem, self.world.calls.is_first
+        of_all = ("prepared", problem.op, problem.dtype, problem.n, problem.k)
         # Tensors may lie otherwise on other ranks, for which these sizes are then not new.
-        if self.world.calls.is_first(key, self.runner):
+        if is_first((*of_all, problem.m), self.runner):
             with suppress(OutOfMemoryError):  # a recording will say it
-                make()(None, **tensors)
+                # The first of a product by calling it: the library loads its kernels.
+                made, is_new = make(), is_first(of_all, self.runner)
+                made(None, **tensors) if is_new else made.move(**tensors)
+
+    def move(self, **tensors: Any) -> None:
+        """An unfused call without its product: whatever ranks have is moved. Collective."""
+        raise NotImplementedError
 
 
 class Call(ProductCall):
@@ -240,7 +246,17 @@ class Call(ProductCall):
             nccl.BY_NAME[kind.op](world, product, out)
             return
         into = self._products and self._products.take(world.is_recording()).product
-        product = torch.mm(a, b, out=into)
+        self._sum(torch.mm(a, b, out=into), out)
+
+    def move(self, a: torch.Tensor, **_: Any) -> None:
+        product = self._products and self._products.reserve().product
+        if product is None:
+            product = a.new_empty(self.problem.m, self.problem.n)
+        if self.config.transport != schedules.LIBRARY:
+            self._sum(product.zero_(), empty_like(self._like))
+
+    def _sum(self, product: torch.Tensor, out: torch.Tensor) -> None:
+        world, kind = self.world, self.problem.unfused
         place = world.offset(product), world.offset(out)
         lay, exchange = self._exchange
         if place != lay:
