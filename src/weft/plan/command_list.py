@@ -13,7 +13,7 @@ An address in an argument is a place and a distance from it; place 0 is for thos
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -21,12 +21,11 @@ import torch
 
 from weft.language import triton_api
 from weft.plan.launches import Start
+from weft.runtime.commands import Commands
 
 # The place of what stays where it is, and of local memory.
 FIXED, LOCAL = 0, 1
 
-# places, the stream that is current
-Command = Callable[[Sequence[int], Any], None]
 Sized = tuple[list[int], list[int]]
 
 _of_slots: WeakKeyDictionary[Any, Sized] = WeakKeyDictionary()
@@ -59,15 +58,14 @@ def _nbytes(tensor: torch.Tensor) -> int:
     return tensor.nbytes
 
 
-class CommandList:
+class CommandList(Commands):
     """Made for one call's places; `run` queues it for any."""
 
     def __init__(self, world: Any, places: Sequence[int], sizes: Sequence[int]) -> None:
-        self._world, self._direct = world, world.backend.by_address
+        super().__init__(world)
         known = ((at, at + size, i) for i, (at, size) in enumerate(zip(places, sizes)) if size)
         self._known = sorted(known)
         self._begins = [at for at, _, _ in self._known]
-        self._commands: list[Command] = []
 
     @property
     def is_clear(self) -> bool:
@@ -84,12 +82,6 @@ class CommandList:
                 return place, address - begin
         return FIXED, address
 
-    def run(self, places: Sequence[int]) -> None:
-        """Queue all of it on the current stream, and on others as they were."""
-        current = self._world.current_stream()
-        for command in self._commands:
-            command(places, current)
-
     # ---- what is queued, in this order
 
     def launch(self, stream: str, start: Start) -> bool:
@@ -98,49 +90,17 @@ class CommandList:
         launch = triton_api.bound_launch(kernel, start.grid, start.arguments, self.find)
         if launch is None:
             return False
-        handle = self._handle_of(stream)
-        self._commands.append(lambda places, current: launch(places, handle(current)))
+        self.call(stream, launch)
         return True
 
     def move(self, stream: str, dst: torch.Tensor, src: torch.Tensor | None, is_word: bool) -> bool:
         """A `transfers.Move`; False where it cannot be kept: rows that do not lie one behind the
         other."""
+        to = self.find(dst.data_ptr())
         if src is None:
-            self._take_token(stream, dst)
+            self.take_token(stream, to)
             return True
         if not (dst.is_contiguous() and src.is_contiguous()):
             return False
-        (to, ahead), (source, behind) = self.find(dst.data_ptr()), self.find(src.data_ptr())
-        handle, copy, nbytes = self._handle_of(stream), self._direct.copy, src.nbytes
-        self._commands.append(
-            lambda places, current: copy(
-                places[to] + ahead, places[source] + behind, nbytes, handle(current)
-            )
-        )
+        self.copy(stream, to, self.find(src.data_ptr()), src.nbytes)
         return True
-
-    def _take_token(self, stream: str, word: torch.Tensor) -> None:
-        place, distance = self.find(word.data_ptr())
-        handle, take_token = self._handle_of(stream), self._direct.take_token
-        self._commands.append(
-            lambda places, current: take_token(places[place] + distance, handle(current))
-        )
-
-    def wait(self, stream: str, other: str) -> None:
-        """`stream` goes on behind what `other` has by then."""
-        waiting, first = self._stream_of(stream), self._stream_of(other)
-        self._commands.append(lambda _, current: waiting(current).wait(first(current)))
-
-    def _stream_of(self, name: str) -> Callable[[Any], Any]:
-        """Of the current stream, which is "main"."""
-        if name == "main":
-            return lambda current: current
-        known = self._world.stream(name)
-        return lambda _: known
-
-    def _handle_of(self, name: str) -> Callable[[Any], int]:
-        handle = self._direct.handle
-        if name == "main":
-            return handle
-        known = handle(self._world.stream(name))
-        return lambda _: known

@@ -28,14 +28,13 @@ from weft.base import artefacts, columns
 from weft.base.errors import DtypeError, ShapeError, UnsupportedError, UsageError
 from weft.language.world_arg import SlotArg, language_version
 from weft.runtime.backends.modules import Binary, modules
+from weft.runtime.commands import Commands
 from weft.runtime.packed_launch import Launch
 from weft.runtime.world import World
 
 # Kernels were compiled for tensors that begin at 16 bytes.
 ALIGN = 16
 
-# places, the current stream
-Command = Callable[[Sequence[int], Any], None]
 # What was made in a call, and its tensors.
 Result = Callable[[Sequence[torch.Tensor], Sequence[torch.Tensor]], torch.Tensor]
 
@@ -347,7 +346,9 @@ class _Call:
             self._add(f"slot:{i}:{part}" for part in parts)
         self._of_slots: WeakKeyDictionary[Any, list[int]] = WeakKeyDictionary()
         self._distances = world.distances
-        self._commands = [self._command(of, *step) for step in call["steps"]]
+        self._commands = Commands(world)
+        for step in call["steps"]:
+            self._add_step(of, *step)
         self._results = [self._result(one, inputs) for one in results]
 
     def _add(self, names: Iterator[str]) -> None:
@@ -384,9 +385,7 @@ class _Call:
         places += given
         for slot, parts in zip(slots, self._parts):
             places += self._of_slots.get(slot) or self._parts_of(slot, parts)
-        current = world.current_stream()
-        for command in self._commands:
-            command(places, current)
+        self._commands.run(places)
         results = tuple(result(made, tensors) for result in self._results)
         return results[0] if len(results) == 1 else results
 
@@ -417,62 +416,25 @@ class _Call:
 
         return view
 
-    # ---- what is queued
-
-    def _command(self, of: _OnWorld, kind: str, stream: str, *what: Any) -> Command:
-        make = {"launch": self._launch, "copy": self._copy, "copy_2d": self._copy_2d,
-                "token": self._token, "wait": self._wait}.get(kind)  # fmt: skip
-        if make is None:
+    def _add_step(self, of: _OnWorld, kind: str, stream: str, *what: Any) -> None:
+        """Raises  UsageError: a step that is unknown here"""
+        add, find = self._commands, self._find
+        if kind == "launch":
+            name, grid, words = what
+            kernel = of.kernels[name]
+            add.call(stream, Launch(of.driver, kernel, grid, words, find, of.device.index))
+        elif kind == "copy":
+            dst, src, nbytes = what
+            add.copy(stream, find(dst), find(src), nbytes)
+        elif kind == "copy_2d":
+            dst, src, extent, pitches = what
+            add.copy_rows(stream, find(dst), find(src), extent, pitches)
+        elif kind == "token":
+            add.take_token(stream, find(*what))
+        elif kind == "wait":
+            add.wait(stream, *what)
+        else:
             raise UsageError(f"{of.artefact.folder} has a step {kind!r}, which is unknown here")
-        return make(of, stream, *what)
-
-    def _launch(
-        self, of: _OnWorld, stream: str, name: str, grid: Sequence[int], words: Sequence[Any]
-    ) -> Command:  # fmt: skip
-        launch = Launch(of.driver, of.kernels[name], grid, words, self._find, of.device.index)
-        handle = self._handle_of(stream)
-        return lambda places, current: launch(places, handle(current))
-
-    def _copy(
-        self, of: _OnWorld, stream: str, dst: Sequence[Any], src: Sequence[Any], nbytes: int
-    ) -> Command:
-        (to, ahead), (source, behind) = self._find(dst), self._find(src)
-        handle, copy = self._handle_of(stream), self.world.backend.by_address.copy
-        return lambda places, current: copy(
-            places[to] + ahead, places[source] + behind, nbytes, handle(current)
-        )
-
-    def _copy_2d(
-        self, of: _OnWorld, stream: str, dst: Sequence[Any], src: Sequence[Any],
-        extent: Sequence[int], pitches: Sequence[int],
-    ) -> Command:  # fmt: skip
-        (to, ahead), (source, behind) = self._find(dst), self._find(src)
-        handle, copy = self._handle_of(stream), self.world.backend.by_address.copy_rows
-        return lambda places, current: copy(
-            places[to] + ahead, places[source] + behind, extent, pitches, handle(current)
-        )
-
-    def _token(self, of: _OnWorld, stream: str, word: Sequence[Any]) -> Command:
-        place, distance = self._find(word)
-        handle, take = self._handle_of(stream), self.world.backend.by_address.take_token
-        return lambda places, current: take(places[place] + distance, handle(current))
-
-    def _wait(self, of: _OnWorld, stream: str, other: str) -> Command:
-        waiting, first = self._stream_of(stream), self._stream_of(other)
-        return lambda _, current: waiting(current).wait(first(current))
-
-    def _stream_of(self, name: str) -> Callable[[Any], Any]:
-        if name == "main":
-            return lambda current: current
-        known = self.world.stream(name)
-        return lambda _: known
-
-    def _handle_of(self, name: str) -> Callable[[Any], int]:
-        handle = self.world.backend.by_address.handle
-        if name == "main":
-            return handle
-        known = handle(self.world.stream(name))
-        return lambda _: known
 
 
 def _asked(world: World, told: Mapping[str, Any]) -> Any:
