@@ -20,6 +20,7 @@ from weft.layers.moe import ParallelMoE
 from weft.layers.norm import ParallelNorm
 from weft.layers.pipeline import Pipeline, bubble
 from weft.layers.ulysses import ulysses_attention
+from weft.layers.zigzag import zigzag_join, zigzag_positions, zigzag_split
 
 __all__ = [
     "Activations",
@@ -39,4 +40,7 @@ __all__ = [
     "rotary",
     "split_from",
     "ulysses_attention",
+    "zigzag_join",
+    "zigzag_positions",
+    "zigzag_split",
 ]
