@@ -19,6 +19,7 @@ from weft.layers.mlp import ParallelMLP
 from weft.layers.moe import ParallelMoE
 from weft.layers.norm import ParallelNorm
 from weft.layers.pipeline import Pipeline, bubble
+from weft.layers.ring import ring_attention
 from weft.layers.ulysses import ulysses_attention
 from weft.layers.zigzag import zigzag_join, zigzag_positions, zigzag_split
 
@@ -37,6 +38,7 @@ __all__ = [
     "RowParallelLinear",
     "alone",
     "bubble",
+    "ring_attention",
     "rotary",
     "split_from",
     "ulysses_attention",

@@ -118,6 +118,13 @@ class Whole(NamedTuple):
     end: Any
 
 
+class Listed(NamedTuple):
+    """Said for each query: lo, hi: int32[tokens], as Bounds"""
+
+    lo: Any
+    hi: Any
+
+
 class Sequences(NamedTuple):
     """Several: as Whole, and `count` of them. cu_seqlens: int32[count + 1]; steps: count + 1 in
     binary has so many digits, at most"""
@@ -138,7 +145,7 @@ def attention(q, out, lse, shape, tile, first, step, seen, causal: tl.constexpr,
               segments: tl.constexpr, ready: tl.constexpr, args):  # fmt: skip
     """Attend tiles first, first + step, ..; call it from a kernel.
 
-    out: as q, lse: fp32 [tokens, q_heads]; seen: Whole or Sequences; args: both hooks'
+    out: as q, lse: fp32 [tokens, q_heads]; seen: Whole, Sequences or Listed; args: both hooks'
 
     Sync    what the hooks do; progress needs nothing of this launch's other programs
     """
@@ -298,6 +305,11 @@ def _is_whole(seen, _semantic=None):
     return api.constexpr(api.tuple_fields(seen) == Whole._fields)
 
 
+@api.builtin
+def _is_listed(seen, _semantic=None):
+    return api.constexpr(api.tuple_fields(seen) == Listed._fields)
+
+
 @triton.jit
 def seen_by(cu_seqlens, count, steps, first, end):
     """What queries see: Whole where cu_seqlens is None, else Sequences."""
@@ -312,17 +324,20 @@ def seen_by(cu_seqlens, count, steps, first, end):
 @triton.jit
 def visible(token, seen, causal: tl.constexpr):
     """The Bounds of a query, or of a tensor of them: its sequence's keys, none where it is in none;
-    `causal`, those up to its own."""
-    position = token + seen.first
-    if _is_whole(seen):
-        lo, hi = token * 0, token * 0 + seen.end
+    `causal`, those up to its own. Those that are Listed say all by themselves."""
+    if _is_listed(seen):
+        lo, hi = tl.load(seen.lo + token), tl.load(seen.hi + token)
     else:
-        behind = count_up_to(seen.cu_seqlens, position, seen.count + 1, seen.steps)
-        lo = tl.load(seen.cu_seqlens + tl.maximum(behind - 1, 0))
-        hi = tl.load(seen.cu_seqlens + tl.minimum(behind, seen.count))
-        lo, hi = _clamped(lo, seen), _clamped(tl.where(behind == 0, lo, hi), seen)
-    if causal:
-        hi = tl.minimum(hi, position + 1)
+        position = token + seen.first
+        if _is_whole(seen):
+            lo, hi = token * 0, token * 0 + seen.end
+        else:
+            behind = count_up_to(seen.cu_seqlens, position, seen.count + 1, seen.steps)
+            lo = tl.load(seen.cu_seqlens + tl.maximum(behind - 1, 0))
+            hi = tl.load(seen.cu_seqlens + tl.minimum(behind, seen.count))
+            lo, hi = _clamped(lo, seen), _clamped(tl.where(behind == 0, lo, hi), seen)
+        if causal:
+            hi = tl.minimum(hi, position + 1)
     return Bounds(lo, hi)
 
 

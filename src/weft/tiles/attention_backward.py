@@ -15,6 +15,9 @@ Tiles, which keys a query sees (`visible`), and where everything lies are those 
 weft.tiles.attention, with keys that all lie together: position j is row j. A tile holds queries of
 one head (tile.pack is 1).
 
+Keys may be one block of several (`adds`): then lse is that of all blocks, and what is found is
+added to what lies there. Which keys of it each query sees is `is_listed`, in lo and hi, beforehand.
+
 Source  Dao et al., FlashAttention (2022), appendix B; Dao, FlashAttention-2 (2023)
 """
 
@@ -56,7 +59,8 @@ class Where(NamedTuple):
 
 
 @triton.jit
-def queries_tile(at, given, dlse, dq, shape, tile, seen, causal: tl.constexpr):
+def queries_tile(at, given, dlse, dq, shape, tile, seen, causal: tl.constexpr,
+                 is_listed: tl.constexpr = False, adds: tl.constexpr = False):  # fmt: skip
     """dq of a tile of one head, and its `delta`. dlse: as lse, or None; dq: as q"""
     at = attention.met(at, shape, tile, seen, causal)
     token = attention.tokens_of(at, shape, tile)
@@ -69,9 +73,10 @@ def queries_tile(at, given, dlse, dq, shape, tile, seen, causal: tl.constexpr):
     if dlse is not None:
         delta -= tl.load(dlse + place, mask=there, other=0.0)
     tl.store(given.delta + place, delta, mask=there)
-    if at.i_n == 0:
-        tl.store(given.lo + token, bounds.lo, mask=there)
-        tl.store(given.hi + token, bounds.hi, mask=there)
+    if not is_listed:
+        if at.i_n == 0:
+            tl.store(given.lo + token, bounds.lo, mask=there)
+            tl.store(given.hi + token, bounds.hi, mask=there)
     log = tl.load(given.lse + place, mask=there, other=0.0) * softmax.LOG2_E
     total = tl.zeros((tile.m, tile.d), tl.float32)
     for position in range(at.lo, at.hi, tile.n):
@@ -85,11 +90,14 @@ def queries_tile(at, given, dlse, dq, shape, tile, seen, causal: tl.constexpr):
         slope = share * (tl.dot(slopes, v.T, input_precision="ieee") - delta[:, None])
         total = tl.dot(slope.to(k.dtype), k, total, input_precision="ieee")
     total *= shape.scale * softmax.LN_2
+    if adds:
+        total += attention.load_rows(dq, at, shape, tile).to(tl.float32)
     attention.store_rows(dq, total, at, shape, tile)
 
 
 @triton.jit
-def keys_tile(i, kv_head, given, dk, dv, positions, steps, shape, tile):
+def keys_tile(i, kv_head, given, dk, dv, positions, steps, shape, tile,
+              adds: tl.constexpr = False):  # fmt: skip
     """dk and dv of positions i * tile.n .. of a head of keys. Behind `queries_tile` of all.
 
     dk, dv: as k and v, contiguous; steps: shape.tokens in binary has so many digits, at most
@@ -129,24 +137,32 @@ def keys_tile(i, kv_head, given, dk, dv, positions, steps, shape, tile):
     there = row[:, None] * shape.d + c[None, :]
     mask = (j < positions)[:, None] & (c < shape.d)[None, :]
     sum_k *= shape.scale * softmax.LN_2
+    if adds:
+        sum_k += tl.load(dk + there, mask=mask, other=0.0).to(tl.float32)
+        sum_v += tl.load(dv + there, mask=mask, other=0.0).to(tl.float32)
     tl.store(dk + there, sum_k.to(dk.dtype.element_ty), mask=mask)
     tl.store(dv + there, sum_v.to(dv.dtype.element_ty), mask=mask)
 
 
 @triton.jit
 def attention_gradients(given, dlse, dq, dk, dv, cu_seqlens, shape, where, tile,
-                        of_keys: tl.constexpr, causal: tl.constexpr):  # fmt: skip
+                        of_keys: tl.constexpr, causal: tl.constexpr,
+                        is_listed: tl.constexpr = False,
+                        adds: tl.constexpr = False):  # fmt: skip
     """A tile to a program: of dq, or (`of_keys`) of dk and dv, in a launch after the other."""
     i = tl.program_id(0)
     if of_keys:
         positions = tl.cast(where.positions, tl.int32)
         keys_tile(
             i // shape.kv_heads, i % shape.kv_heads, given, dk, dv, positions, where.halves,
-            shape, tile,
+            shape, tile, adds,
         )  # fmt: skip
     else:
-        seen = attention.seen_by(
-            cu_seqlens, where.sequences, where.steps, where.first, where.positions
-        )
+        if is_listed:
+            seen = attention.Listed(given.lo, given.hi)
+        else:
+            seen = attention.seen_by(
+                cu_seqlens, where.sequences, where.steps, where.first, where.positions
+            )
         at = attention.last_first(i, tl.num_programs(0) // shape.q_heads, shape.q_heads)
-        queries_tile(at, given, dlse, dq, shape, tile, seen, causal)
+        queries_tile(at, given, dlse, dq, shape, tile, seen, causal, is_listed, adds)

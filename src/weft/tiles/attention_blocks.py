@@ -1,0 +1,82 @@
+"""Attention to one block of keys after another: between blocks the state lies in memory.
+
+    list_visible    of a rank's queries, which keys of some rank's each sees
+    attend_block    the state with those keys:  mean, lse  =  merge(mean, lse; of the block)
+
+A block is what one rank has of the keys; it comes to the others in turns (weft.layers.ring). How
+tokens lie over the ranks is a table of weft.plan.sequence_shards: of a sequence a rank has two
+parts at most, in order, so what a query sees of a block are rows lo .. hi - 1 of it.
+
+Tiles, loads and the loop over keys are those of weft.tiles.attention, the merge is softmax.merge.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from weft.tiles import attention, softmax
+
+
+@triton.jit
+def list_visible(own, source, lo, hi, tokens, columns, steps, causal: tl.constexpr,
+                 block: tl.constexpr):  # fmt: skip
+    """lo, hi: int32[tokens], the rows of a source's block that each of own queries sees.
+
+    own, source: int32 [4, columns], rows of a table of weft.plan.sequence_shards, of columns - 1
+    sequences, where the first and the last are tokens of none; columns has `steps` binary digits
+    """
+    columns = tl.cast(columns, tl.int32)
+    row = tl.program_id(0) * block + tl.arange(0, block)
+    i = attention.count_up_to(own, row, columns, steps) - 1
+    i = tl.minimum(tl.maximum(i, 0), columns - 2)
+    begin, end = tl.load(source + i), tl.load(source + i + 1)
+    if causal:
+        within, count = row - tl.load(own + i), tl.load(own + 2 * columns + i)
+        first = tl.load(own + columns + i) + within
+        behind = tl.load(own + 3 * columns + i) + within - count
+        position = tl.where(within < count, first, behind)
+        count = tl.load(source + 2 * columns + i)
+        seen = _up_to(position - tl.load(source + columns + i), count)
+        seen += _up_to(position - tl.load(source + 3 * columns + i), end - begin - count)
+        end = begin + seen
+    is_of_none = (i == 0) | (i == columns - 2)
+    tl.store(lo + row, begin, mask=row < tokens)
+    tl.store(hi + row, tl.where(is_of_none, begin, end), mask=row < tokens)
+
+
+@triton.jit
+def _up_to(place, count):
+    """How many of `count` keys one behind the other are at `place`, counted from theirs, or before
+    it."""
+    return tl.minimum(tl.maximum(place + 1, 0), count)
+
+
+@triton.jit
+def attend_block(q, k, v, mean, lse, out, lo, hi, keys, shape, tile, is_first: tl.constexpr,
+                 is_last: tl.constexpr):  # fmt: skip
+    """A tile to a program. mean: fp32, as q, and lse: fp32 [tokens, q_heads], the state, which
+    `is_first` need not be there; `is_last` the mean goes to `out`. k, v: `keys` rows"""
+    num_n = shape.q_heads // tile.pack
+    num_m = tl.num_programs(0) // num_n
+    at = attention.last_first(tl.program_id(0), num_m, num_n)
+    seen = attention.Listed(lo, hi)
+    at = attention.met(at, shape, tile, seen, False)
+    bounds = attention.visible(attention.tokens_of(at, shape, tile), seen, False)
+    place, there = attention.numbers_of(at, shape, tile)
+    if not (is_first or is_last):
+        # The state of a tile that sees nothing stays as it is.
+        there = there & (at.lo < at.hi)
+    where, inside = attention.places(at, shape, tile)
+    inside = inside & there[:, None]
+    queries = attention.load_rows(q, at, shape, tile)
+    state = softmax.begin(tile.m, tile.d)
+    if not is_first:
+        log = tl.load(lse + place, mask=there, other=-float("inf"))
+        state = softmax.merge(state, tl.load(mean + where, mask=inside, other=0.0), log)
+    block = attention.Segment(k, v, tl.cast(0, tl.int32), tl.cast(keys, tl.int32), 0)
+    state = attention.attend(queries, bounds, block, at, shape, tile, state)
+    found, log = softmax.finish(state)
+    target = out if is_last else mean
+    tl.store(target + where, found.to(target.dtype.element_ty), mask=inside)
+    tl.store(lse + place, log, mask=there)
