@@ -63,20 +63,28 @@ def attend_block(q, k, v, mean, lse, out, lo, hi, keys, shape, tile, is_first: t
     seen = attention.Listed(lo, hi)
     at = attention.met(at, shape, tile, seen, False)
     bounds = attention.visible(attention.tokens_of(at, shape, tile), seen, False)
-    place, there = attention.numbers_of(at, shape, tile)
-    if not (is_first or is_last):
-        # The state of a tile that sees nothing stays as it is.
-        there = there & (at.lo < at.hi)
-    where, inside = attention.places(at, shape, tile)
-    inside = inside & there[:, None]
     queries = attention.load_rows(q, at, shape, tile)
     state = softmax.begin(tile.m, tile.d)
+    # The state of a tile that sees nothing stays as it is.
+    is_left: tl.constexpr = not (is_first or is_last)
     if not is_first:
-        log = tl.load(lse + place, mask=there, other=-float("inf"))
-        state = softmax.merge(state, tl.load(mean + where, mask=inside, other=0.0), log)
+        place, inside, number, there = _places(at, shape, tile, is_left)
+        log = tl.load(lse + number, mask=there, other=-float("inf"))
+        state = softmax.merge(state, tl.load(mean + place, mask=inside, other=0.0), log)
     block = attention.Segment(k, v, tl.cast(0, tl.int32), tl.cast(keys, tl.int32), 0)
     state = attention.attend(queries, bounds, block, at, shape, tile, state)
     found, log = softmax.finish(state)
+    place, inside, number, there = _places(at, shape, tile, is_left)
     target = out if is_last else mean
-    tl.store(target + where, found.to(target.dtype.element_ty), mask=inside)
-    tl.store(lse + place, log, mask=there)
+    tl.store(target + place, found.to(target.dtype.element_ty), mask=inside)
+    tl.store(lse + number, log, mask=there)
+
+
+@triton.jit
+def _places(at, shape, tile, is_left: tl.constexpr):
+    """Where a tile's rows lie, and which there are; `is_left`: none of a tile that sees nothing."""
+    place, inside = attention.places(at, shape, tile)
+    number, there = attention.numbers_of(at, shape, tile)
+    if is_left:
+        inside, there = inside & (at.lo < at.hi), there & (at.lo < at.hi)
+    return place, inside, number, there
