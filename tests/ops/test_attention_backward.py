@@ -44,7 +44,12 @@ def backward(problem, inputs, slopes):
     """On one rank, forward and back."""
     world = weft.init()
     one, (d_out, d_lse) = inputs[world.rank], slopes[world.rank]
-    way = {"causal": problem.causal, "cu_seqlens": one["cu_seqlens"], "m": problem.m}
+    way = {
+        "causal": problem.causal,
+        "zigzag": problem.zigzag,
+        "cu_seqlens": one["cu_seqlens"],
+        "m": problem.m,
+    }
     tensors = [one[name] for name in NAMES]
     out, lse = ag_attention(*tensors, world=world, with_lse=True, **way)
     d_out = d_out.to(out.dtype)
@@ -67,6 +72,8 @@ def check(found, expected, problem):
             3, "float32", {"m": 50, "kv_heads": 1, "q_heads": 3, "d": 16, "causal": 0}, marks=SLOW
         ),
         (2, "bfloat16", {"kv_heads": 4, "sequences": 3, "causal": 0}),
+        (3, "float32", {"sequences": 3, "zigzag": 1}),
+        (2, "bfloat16", {"m": 38, "zigzag": 1, "causal": 0}),
         pytest.param(1, "float16", {}, marks=SLOW),
         pytest.param(4, "float32", {"m": 5, "d": 1, "q_heads": 1, "kv_heads": 1}, marks=SLOW),
     ],

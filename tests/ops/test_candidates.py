@@ -31,6 +31,7 @@ SIZES = {
     "kv_heads": (1, 2, 8),
     "sequences": (0, 1, 5),
     "causal": (0, 1),
+    "zigzag": (0, 1),
     "variable": (0, 1),
     "by_choice": (0, 1),
     "split_experts": (0, 1),

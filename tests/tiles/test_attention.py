@@ -19,7 +19,7 @@ def cut(at, args):
 
 
 @triton.jit
-def ready_backwards(at, segment, args):
+def ready_backwards(at, here, segment, args):
     """The last segment first. args: as `cut`"""
     first = (tl.cdiv(args[2], args[3]) - 1 - segment) * args[3]
     end = tl.minimum(first + args[3], args[2])

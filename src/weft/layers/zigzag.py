@@ -19,12 +19,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from weft.base.errors import ShapeError
-from weft.base.parts import full_part
 from weft.ops import all_gather
-from weft.plan.sequence_shards import Shards, rows_of, shards_of
+from weft.plan.sequence_shards import Shards, padded, rows_of, shards_of
 from weft.runtime.world import World
 
 
@@ -76,9 +74,9 @@ def _own(x: Tensor, world: World, shards: Shards) -> Tensor:
 
 
 def _all(x: Tensor, world: World, shards: Shards) -> Tensor:
-    rows = full_part(shards.m, world.num_ranks)
-    padding = [0] * (2 * x.dim() - 1) + [rows - x.shape[0]]
-    gathered = all_gather(functional.pad(x, padding), world=world) if shards.m else x
+    if not shards.m:
+        return x
+    gathered = all_gather(padded(x, shards.m, world.num_ranks).contiguous(), world=world)
     return gathered.index_select(0, shards.places())
 
 

@@ -3,13 +3,15 @@
     out[t]  =  softmax over visible j of (scale * q[t] . k[j])  @  v         of all ranks' k and v
     lse[t]  =  log(sum over visible j of exp(scale * q[t] . k[j]))
 
-m tokens, of sequences packed one behind the other, are split as torch.chunk splits them. A token
+m tokens, of sequences packed one behind the other, are split as torch.chunk splits them, or each
+sequence `zigzag` (weft.plan.sequence_shards), by which causal ranks have the same work. A token
 sees its own sequence; `causal`, no key behind itself. Sequences may span ranks.
 
 Plan, `ce_push` (copy-engine push)
+    main    list_visible      zigzag: which keys of each rank own queries see
     copy    take              returns when every rank's slot is free
-            copies            per rank + 1, + 2, ..., none before own rank where causal, and chunk:
-                              own k, own v, and the signal that announces both
+            copies            per rank + 1, + 2, ..., none before own rank where causal and not
+                              zigzag, and chunk: own k, own v, the signal that announces both
     main    ag_attention_attend   all programs attend
 Plan, `sm_push` (SM push)
     main    ag_attention_attend   the first `pushers` programs store own chunks in those ranks'
@@ -28,7 +30,8 @@ segments whose order depends on the rank, and two buffers arrive under one signa
 of results (docs/decisions/015-attention.md). Programs call this operator instead.
 
 Limits  contiguous tensors; cu_seqlens is the same on all ranks and its numbers are not checked:
-        they are on the device. Causal ranks have unequal work, the last one most of it
+        they are on the device. Causal ranks have unequal work, the last one most of it, where
+        they are not zigzag
 Source  docs/decisions/009-hooks.md; ring attention (Liu et al. 2023) for keys that pass
 """
 
@@ -52,6 +55,7 @@ from weft.ops import _baselines
 from weft.plan import by_libraries, call_cache, described, operations, problems
 from weft.plan.attention_launches import GatheredAttention
 from weft.plan.choices import config_of
+from weft.plan.sequence_shards import shards_of
 from weft.runtime.world import World
 from weft.tiles import attention_blocking
 
@@ -65,6 +69,12 @@ REFERENCE_ROWS = 4096  # scores of 128k keys are 2 GB then
 def reference(problem: Problem, inputs: Sequence[Mapping[str, Any]]) -> list[tuple[Any, Any]]:
     """All ranks at once, in fp32, sequence by sequence, head by head, REFERENCE_ROWS at a time."""
     q, k, v = (torch.cat([one[name] for one in inputs]).float() for name in "qkv")
+    lie = [torch.arange(*problem.shard(rank)) for rank in range(problem.num_ranks)]
+    if problem.zigzag:
+        table = inputs[0]["cu_seqlens"]
+        lie = _lie_zigzag(problem, None if table is None else table.cpu())
+        order = torch.cat(lie).argsort().to(q.device)
+        q, k, v = q[order], k[order], v[order]
     out = torch.zeros_like(q)
     lse = q.new_full(q.shape[:2], -torch.inf)
     table = inputs[0]["cu_seqlens"]
@@ -81,15 +91,21 @@ def reference(problem: Problem, inputs: Sequence[Mapping[str, Any]]) -> list[tup
                     scores += torch.full_like(scores, -torch.inf).triu(1 + row - first)
                 out[one, head] = scores.softmax(1) @ v[keys, of_k]
                 lse[one, head] = scores.logsumexp(1)
-    shards = [slice(*problem.shard(rank)) for rank in range(problem.num_ranks)]
-    return [(out[own], lse[own]) for own in shards]
+    return [(out[own], lse[own]) for own in (one.to(q.device) for one in lie)]
+
+
+def _lie_zigzag(problem: Problem, cu_seqlens: Any) -> list[torch.Tensor]:
+    """Which tokens each rank has."""
+    lie = shards_of(problem.m, problem.num_ranks, True, cu_seqlens, torch.device("cpu"))
+    return [lie.positions(rank)[0] for rank in range(problem.num_ranks)]
 
 
 @dataclass(frozen=True)
 class Problem(problems.Rows):
     """m tokens over all ranks, n = kv_heads * d elements in each one's keys and in its values.
 
-    `sequences`: how many cu_seqlens lists; 0: one of all tokens, and no cu_seqlens.
+    `sequences`: how many cu_seqlens lists; 0: one of all tokens, and no cu_seqlens. `zigzag`: how
+    each is split.
     """
 
     q_heads: int = 1
@@ -97,12 +113,26 @@ class Problem(problems.Rows):
     d: int = 1
     causal: bool = True
     sequences: int = 0
+    zigzag: bool = False
 
     op: ClassVar[str] = "ag_attention"
 
     def __post_init__(self) -> None:
         super().__post_init__()
         attention_blocking.check_heads(self.op, self.q_heads, self.kv_heads, self.d)
+
+    def shard(self, rank: int) -> tuple[int, int]:
+        """Of tokens counted rank by rank."""
+        if not self.zigzag:
+            return super().shard(rank)
+        some, more = divmod(self.m, self.num_ranks)
+        first = rank * some + min(rank, more)
+        return first, first + some + (rank < more)
+
+    @property
+    def gathered_rows(self) -> int:
+        """Rows of a slot: each rank's begin at rank * `rows`."""
+        return self.num_ranks * self.rows if self.zigzag else self.m
 
     @property
     def group(self) -> int:
@@ -116,7 +146,8 @@ class Problem(problems.Rows):
 
     @property
     def flops(self) -> int:
-        """Of all ranks' mean, for one sequence; the last causal rank has nearly twice that."""
+        """Of all ranks' mean, for one sequence; the last causal rank in order has nearly twice
+        that."""
         pairs = self.m * self.m // (2 if self.causal else 1)
         return 4 * pairs * self.q_heads * self.d // self.num_ranks
 
@@ -201,23 +232,26 @@ def candidates(problem: Problem, target: Target) -> Iterator[Config]:
 @overload
 def ag_attention(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, world: World, causal: bool = True,
-    cu_seqlens: torch.Tensor | None = None, scale: float | None = None, m: int | None = None,
-    config: Config | None = None, out: torch.Tensor | None = None, with_lse: Literal[False] = False,
+    zigzag: bool = False, cu_seqlens: torch.Tensor | None = None, scale: float | None = None,
+    m: int | None = None, config: Config | None = None, out: torch.Tensor | None = None,
+    with_lse: Literal[False] = False,
 ) -> torch.Tensor: ...  # fmt: skip
 
 
 @overload
 def ag_attention(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, world: World, causal: bool = True,
-    cu_seqlens: torch.Tensor | None = None, scale: float | None = None, m: int | None = None,
-    config: Config | None = None, out: torch.Tensor | None = None, with_lse: Literal[True],
+    zigzag: bool = False, cu_seqlens: torch.Tensor | None = None, scale: float | None = None,
+    m: int | None = None, config: Config | None = None, out: torch.Tensor | None = None,
+    with_lse: Literal[True],
 ) -> tuple[torch.Tensor, torch.Tensor]: ...  # fmt: skip
 
 
 def ag_attention(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, world: World, causal: bool = True,
-    cu_seqlens: torch.Tensor | None = None, scale: float | None = None, m: int | None = None,
-    config: Config | None = None, out: torch.Tensor | None = None, with_lse: bool = False,
+    zigzag: bool = False, cu_seqlens: torch.Tensor | None = None, scale: float | None = None,
+    m: int | None = None, config: Config | None = None, out: torch.Tensor | None = None,
+    with_lse: bool = False,
 ) -> Any:  # fmt: skip
     """Attend own queries over the keys and values of all ranks. Collective.
 
@@ -227,7 +261,8 @@ def ag_attention(
             q_heads a multiple of kv_heads, d from 1 to 256. m: tokens of all ranks, by default
             num_ranks * own ones: pass it where shards differ. cu_seqlens: int32[sequences + 1], the
             first token of each sequence and the end of the last, alike on all ranks; by default
-            one sequence of all tokens. Tokens of none have out = 0, lse = -inf
+            one sequence of all tokens. Tokens of none have out = 0, lse = -inf. zigzag: tokens are
+            split as weft.layers.zigzag_split does
     Dtypes  all alike, float16, bfloat16 or float32; scores, sums and lse in fp32
     Units   scale is 1 / sqrt(d) by default; lse, returned as (out, lse) if asked for, is the
             natural logarithm, [own tokens, q_heads]
@@ -237,11 +272,11 @@ def ag_attention(
     """
     if operations.is_asked(q, k, v):
         found = operations.as_operation(
-            Problem.op, world, (q, k, v), cu_seqlens=cu_seqlens, causal=causal, scale=scale, m=m,
-            config=config, out=out,
+            Problem.op, world, (q, k, v), cu_seqlens=cu_seqlens, causal=causal, zigzag=zigzag,
+            scale=scale, m=m, config=config, out=out,
         )  # fmt: skip
         return found if with_lse else found[0]
-    given, rest = (q, k, v, cu_seqlens, out), (causal, scale, m, config)
+    given, rest = (q, k, v, cu_seqlens, out), (causal, zigzag, scale, m, config)
     call = call_cache.find_call(world, Problem.op, given, rest, _make_call)
     world.operator_call(call.name, call.tensors)
     if call.config.transport == UNFUSED and not call.problem.is_empty:
@@ -257,10 +292,10 @@ def ag_attention(
 
 
 def _make_call(
-    world: World, q: Any, k: Any, v: Any, cu_seqlens: Any, out: Any, causal: bool,
+    world: World, q: Any, k: Any, v: Any, cu_seqlens: Any, out: Any, causal: bool, zigzag: bool,
     scale: float | None, m: int | None, config: Config | None,
 ) -> GatheredAttention:  # fmt: skip
-    problem = problem_of(world, q, k, v, cu_seqlens, causal, m)
+    problem = problem_of(world, q, k, v, cu_seqlens, causal, zigzag, m)
     if out is not None:
         call_cache.check_out(Problem.op, out, q.shape, q.dtype, world)
     config = config or config_of(world, problem)
@@ -269,8 +304,9 @@ def _make_call(
 
 
 def problem_of(
-    world: World, q: Any, k: Any, v: Any, cu_seqlens: Any, causal: bool, m: int | None = None
-) -> Problem:
+    world: World, q: Any, k: Any, v: Any, cu_seqlens: Any, causal: bool, zigzag: bool = False,
+    m: int | None = None,
+) -> Problem:  # fmt: skip
     """The problem that this rank's tensors are a part of.
 
     Raises  ShapeError, DtypeError: tensors that do not fit together, or the world
@@ -283,7 +319,7 @@ def problem_of(
         raise ShapeError(f"{Problem.op}: {message}")
     problem = Problem(
         tokens * world.num_ranks if m is None else m, heads * d, world.num_ranks, str(q.dtype),
-        problems.nodes_of(world), sizes["q_heads"], heads, d, causal, starts - 1,
+        problems.nodes_of(world), sizes["q_heads"], heads, d, causal, starts - 1, zigzag,
     )  # fmt: skip
     call_cache.check_shard(Problem.op, "q", tokens, problem, world)
     return problem
@@ -313,7 +349,7 @@ def make_inputs(problem: Problem, rank: int, seed: int = 0) -> dict[str, Any]:
     return {**inputs, "cu_seqlens": lengths}
 
 
-run = calling(partial(ag_attention, with_lse=True), "causal", "m")
+run = calling(partial(ag_attention, with_lse=True), "causal", "zigzag", "m")
 
 
 def fake(problem: Problem, inputs: Mapping[str, Any], rank: int = 0) -> tuple[Any, Any]:
@@ -337,7 +373,9 @@ def program_of(problem: Problem) -> Program:
     return frontend.trace(ag_attention, "tp", {"q": q, "k": k, "v": k})
 
 
-SMALL = {"m": 40, "q_heads": 2, "kv_heads": 1, "d": 16, "sequences": 2, "causal": 1}
+SMALL = {
+    "m": 40, "q_heads": 2, "kv_heads": 1, "d": 16, "sequences": 2, "causal": 1, "zigzag": 0
+}  # fmt: skip
 op = Op(
     name="ag_attention", problem=Problem, config=Config, make_problem=make_problem,
     summary="out = softmax(q @ all_gather(k)^T) @ all_gather(v), causal, of packed sequences",
@@ -351,6 +389,7 @@ op = Op(
     trials=(
         *trials(SMALL),
         *(Trial((3,), {**SMALL, "causal": 0, "sequences": 0}, one) for one in (CE_PUSH, SM_PUSH)),
+        *(Trial((3,), {**SMALL, "zigzag": 1}, one) for one in (CE_PUSH, SM_PUSH)),
         # Signals of chunks without rows, which no tile waits for, are copied late.
         Trial((3,), {**SMALL, "causal": 0}, CE_PUSH, calls=(2, 0, 2, 0, 2, 0)),
         # Inputs change as soon as a call is over.
@@ -361,5 +400,7 @@ op = Op(
         (3, {**SMALL, "m": 67, "q_heads": 6, "kv_heads": 2, "d": 20, "causal": 0}),
         (2, {**SMALL, "m": 1, "sequences": 1}), (1, {**SMALL, "m": 40, "sequences": 0}),
         (4, {**SMALL, "m": 9}), (4, {**SMALL, "m": 0, "sequences": 1}),
+        (3, {**SMALL, "m": 67, "sequences": 4, "zigzag": 1}),
+        (4, {**SMALL, "m": 35, "sequences": 0, "zigzag": 1, "causal": 0}),
     ),
 )  # fmt: skip

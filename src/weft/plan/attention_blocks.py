@@ -9,12 +9,25 @@ import torch
 from torch import Tensor
 
 from weft.base.target import Target
-from weft.plan.sequence_shards import Shards
+from weft.plan.sequence_shards import Shards, most_rows
 from weft.tiles import attention, attention_blocking
 from weft.tiles.attention_backward import Given, Where, attention_gradients
 from weft.tiles.attention_blocks import attend_block, list_visible
 
-LISTED = {"block": 1024, "num_warps": 4}
+LISTED_AT_ONCE = 1024
+
+
+def list_all_visible(
+    shards: Shards, lo: Tensor, hi: Tensor, *, rank: int, hop: int, rows: int, causal: bool
+) -> None:
+    """What queries see of the blocks of rank - hop, - hop - 1, .. : int32 [blocks, own tokens]. Of
+    a block the rows, plus `rows` times its rank."""
+    (hops, tokens), columns = lo.shape, shards.table.shape[2]
+    if tokens:
+        list_visible[(ceil(tokens / LISTED_AT_ONCE), hops)](
+            shards.table, lo, hi, rank, hop, rows, tokens, columns, columns.bit_length(),
+            shards.num_ranks, causal, LISTED_AT_ONCE, num_warps=4,
+        )  # fmt: skip
 
 
 class BlockAttention:
@@ -47,13 +60,9 @@ class BlockAttention:
     def see(self, source: int) -> None:
         """The next block is this rank's."""
         self.source = source
-        if self.tokens:
-            own, there = self.shards.table[self.rank], self.shards.table[source]
-            columns, grid = own.shape[1], (ceil(self.tokens / LISTED["block"]),)
-            list_visible[grid](
-                own, there, self.lo, self.hi, self.tokens, columns, columns.bit_length(),
-                self.causal, **LISTED,
-            )  # fmt: skip
+        hop = (self.rank - source) % self.shards.num_ranks
+        lo, hi = self.lo[None], self.hi[None]
+        list_all_visible(self.shards, lo, hi, rank=self.rank, hop=hop, rows=0, causal=self.causal)
 
     def attend(
         self, k: Tensor, v: Tensor, mean: Tensor | None, lse: Tensor, out: Tensor, *,
@@ -78,15 +87,15 @@ class BlockAttention:
         delta = torch.empty_like(lse)
         return Given(self.q, k, v, out, dout, lse, delta, self.lo, self.hi)
 
-    def queries(self, given: Given, dq: Tensor, *, adds: bool) -> None:
-        """dq of this block, or (`adds`) to what is there of others. dq: fp32"""
-        self._gradients(given, dq, None, None, adds=adds)
+    def queries(self, given: Given, dq: Tensor, *, adds: bool, dlse: Tensor | None = None) -> None:
+        """dq of this block, or (`adds`) to what is there of others. dlse: as lse, if it has one"""
+        self._gradients(given, dlse, dq, None, None, adds=adds)
 
     def keys(self, given: Given, dk: Tensor, dv: Tensor, *, adds: bool) -> None:
-        """dk and dv of this block, likewise, behind `queries` of it. fp32"""
-        self._gradients(given, None, dk, dv, adds=adds)
+        """dk and dv of this block, likewise, behind `queries` of it."""
+        self._gradients(given, None, None, dk, dv, adds=adds)
 
-    def _gradients(self, given: Given, dq: Any, dk: Any, dv: Any, *, adds: bool) -> None:
+    def _gradients(self, given: Given, dlse: Any, dq: Any, dk: Any, dv: Any, *, adds: bool) -> None:
         of_keys = dq is None
         where = Where(0, self.num_keys, 0, 1, self.tokens.bit_length())
         cut = attention_blocking.backward(
@@ -98,6 +107,29 @@ class BlockAttention:
         if units:
             tile = attention.Tile.of(cut.m, cut.n, d=self.d).as_constexpr()
             attention_gradients[(units,)](
-                given, None, dq, dk, dv, None, self.shape, where, tile, of_keys, False, True,
+                given, dlse, dq, dk, dv, None, self.shape, where, tile, of_keys, False, True,
                 adds, **cut.options,
             )  # fmt: skip
+
+
+def gradients(
+    blocks: BlockAttention, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, dout: Tensor,
+    dlse: Tensor | None,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """dq, and dk and dv of all ranks' keys, of which each rank's begin at its number times the most
+    that one has. Shapes as weft.plan.attention_launches.gradients has them"""
+    shards = blocks.shards
+    most = most_rows(shards.m, shards.num_ranks)
+    # Behind ranks that have less, zeros.
+    make = torch.zeros_like if shards.m % shards.num_ranks else torch.empty_like
+    dk, dv = make(k), make(v)
+    total = torch.empty(out.shape, dtype=torch.float32, device=out.device)
+    dout, dlse = dout.contiguous(), None if dlse is None else dlse.contiguous()
+    for hop in range(shards.num_ranks):
+        source = (blocks.rank - hop) % shards.num_ranks
+        there = slice(source * most, (source + 1) * most)
+        blocks.see(source)
+        given = blocks.given(k[there], v[there], out, dout, lse)
+        blocks.queries(given, total, adds=hop > 0, dlse=dlse)
+        blocks.keys(given, dk[there], dv[there], adds=False)
+    return total.to(out.dtype), dk, dv

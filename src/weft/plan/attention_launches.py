@@ -12,6 +12,8 @@ import triton
 from weft.base.target import Target
 from weft.language.mapping import StaticMapping
 from weft.plan import moving, transfers
+from weft.plan.attention_blocks import list_all_visible
+from weft.plan.sequence_shards import shards_of as shards_of_sequences
 from weft.tiles import attention, attention_blocking, attention_decode
 from weft.tiles.attention_backward import Given, Where, attention_gradients
 from weft.tiles.attention_gather import Shards, ag_attention_attend
@@ -31,10 +33,16 @@ class GatheredAttention:
         self.name = (
             f"{problem.op} m={problem.m} heads={problem.q_heads}/{problem.kv_heads} d={problem.d} "
             f"{problem.dtype} causal={problem.causal} sequences={problem.sequences} scale={scale} "
-            f"{config}"
+            f"{'zigzag ' if problem.zigzag else ''}{config}"
         )
         self.first, self.end = problem.shard(world.rank)
-        gathered = ((problem.m, problem.n), problem.torch_dtype)
+        # Zigzag, every rank has keys that others see.
+        self.is_one_way = problem.causal and not problem.zigzag
+        self.bounds: Any = (None, None)
+        if problem.zigzag:
+            size = (2, world.num_ranks, self.end - self.first)
+            self.bounds = torch.empty(size, dtype=torch.int32, device=world.device)
+        gathered = ((problem.gathered_rows, problem.n), problem.torch_dtype)
         self.buffers = {"k_gathered": gathered, "v_gathered": gathered}
         self.signals = {"rows_ready": (world.num_ranks * config.chunks, torch.int64)}
         shape = attention.Shape.of(
@@ -42,10 +50,10 @@ class GatheredAttention:
         )
         tile = attention.Tile.of(config.tile_m, config.tile_n, d=problem.d, pack=config.pack)
         shards = shards_of(problem, config)
-        self.split = StaticMapping.of(problem.m, world.num_ranks, chunks=config.chunks)
+        self.split = StaticMapping.of(problem.gathered_rows, world.num_ranks, chunks=config.chunks)
         self.constant = (
             shape, shards, tile.as_constexpr(), world.arg, self.by_engine,
-            problem.causal, config.block,
+            self.is_one_way, config.block,
         )  # fmt: skip
         self.grid = (config.grid(problem, world.target), 1, 1)
         self.options = {"num_warps": config.num_warps, "num_stages": config.num_stages}
@@ -55,18 +63,31 @@ class GatheredAttention:
     def launch(self, world: Any, tensors: tuple) -> None:
         """tensors: q, k, v, out, lse, cu_seqlens or None"""
         slot = world.workspace(self.problem.op, signals=self.signals, shared=self.buffers)
+        if self.problem.zigzag:
+            tensors = self._listed(world, tensors)
         if not self.by_engine:
             self.attend(slot, tensors)
             return
         addresses = (None if x is None else x.data_ptr() for x in tensors)
         self.replays.run((slot.number, *addresses), lambda: self._put(world, slot, tensors))
 
+    def _listed(self, world: Any, tensors: tuple) -> tuple:
+        """What queries see is listed, so that nothing else says it."""
+        *most, cu_seqlens = tensors
+        problem, device = self.problem, tensors[0].device
+        shards = shards_of_sequences(problem.m, world.num_ranks, True, cu_seqlens, device)
+        rows = problem.rows
+        list_all_visible(
+            shards, *self.bounds, rank=world.rank, hop=0, rows=rows, causal=problem.causal
+        )
+        return *most, None
+
     def attend(self, slot: Any, tensors: tuple) -> None:
         ag_attention_attend[self.grid](*self._arguments(slot, tensors), **self.options)
 
     def _arguments(self, slot: Any, tensors: tuple) -> tuple:
         arrays = (slot.k_gathered, slot.v_gathered, slot.rows_ready, slot.arg)
-        return *tensors, *arrays, *self.constant
+        return *tensors, *self.bounds, *arrays, *self.constant
 
     def _put(self, world: Any, slot: Any, tensors: tuple) -> None:
         taking = (slot.rows_ready, self.config.chunks, slot.arg, world.arg)
@@ -77,13 +98,15 @@ class GatheredAttention:
             world.load(ag_attention_attend, *self._arguments(slot, tensors), **self.options)
             self._loaded.add(alignment)
         main, copier = world.current_stream(), world.stream("copy")
+        # weft: equivalent-mutant swap of record: what a call begins with is the list of what
+        # queries see, which copies do not read
         copier.wait(main)
         with copier:
             moving.take[(1, 1, 1)](*taking, num_warps=1)
         self.attend(slot, tensors)
         with copier:
             # Own keys to rank + 1, + 2, ..., in the order in which those ask for them.
-            last = world.num_ranks - (world.rank if self.problem.causal else 0)
+            last = world.num_ranks - (world.rank if self.is_one_way else 0)
             peers = [(world.rank + hop) % world.num_ranks for hop in range(1, last)]
             own = (one.flatten(1) for one in tensors[1:3])
             arrays = [*zip(own, (slot.k_gathered, slot.v_gathered), strict=True)]
@@ -97,8 +120,9 @@ class GatheredAttention:
 def shards_of(problem: Any, config: Any) -> Shards:
     """How keys are cut into chunks, and how many sequences there are."""
     return Shards(
-        problem.m, max(1, problem.rows), config.chunks, max(1, ceil(problem.rows / config.chunks)),
-        problem.n, config.pushers, problem.sequences, (problem.sequences + 1).bit_length(),
+        problem.gathered_rows, max(1, problem.rows), config.chunks,
+        max(1, ceil(problem.rows / config.chunks)), problem.n, config.pushers, problem.sequences,
+        (problem.sequences + 1).bit_length(),
     )  # fmt: skip
 
 

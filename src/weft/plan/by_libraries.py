@@ -13,6 +13,7 @@ import torch
 
 from weft.base.providers import provider
 from weft.compiler.experts import Tables, choose, tables
+from weft.plan.sequence_shards import Shards, padded, shards_of
 
 # Heads of so many elements are what the library's kernel takes.
 FLASH_ELEMENTS = 8
@@ -35,28 +36,54 @@ def attention(
     world: Any, problem: Any, q: Any, k: Any, v: Any, cu_seqlens: Any, scale: float | None
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """(out, lse) of ag_attention, of keys and values that are gathered first."""
-    k, v = (_gather(one, world, problem.m) for one in (k, v))
+    if problem.zigzag:
+        k, v = (padded(one, problem.m, world.num_ranks) for one in (k, v))
+    k, v = (_gather(one, world, problem.gathered_rows) for one in (k, v))
     scale = problem.d**-0.5 if scale is None else scale
     first, end = problem.shard(world.rank)
     token = torch.arange(problem.m, device=q.device)
+    own = token[first:end]
+    if problem.zigzag:
+        lie = shards_of(problem.m, world.num_ranks, True, cu_seqlens, q.device)
+        k, v = (one.index_select(0, lie.places()) for one in (k, v))
+        own, _ = lie.positions(world.rank)
     # Before the first sequence it is none, behind the last one as well.
     ends = token.new_tensor([0, problem.m]) if cu_seqlens is None else cu_seqlens.to(token.dtype)
     sequence = torch.searchsorted(ends, token, right=True)
-    is_in_one = ((sequence > 0) & (sequence < len(ends)))[first:end]
+    of_own = sequence.index_select(0, own)
+    is_in_one = (of_own > 0) & (of_own < len(ends))
     if _has_flash(q):
         # A sequence's queries are the last of its keys: causal, keys behind own tokens are none.
         begins = ((ends.clamp(first, end) - first), ends.clamp(max=end) if problem.causal else ends)
+        used = None
+        if problem.zigzag:
+            begins, used = _parts(lie, world.rank, problem.causal)
         out, lse, *_ = torch.ops.aten._flash_attention_forward(
             q, k, v, *(one.int() for one in begins), end - first, problem.m, 0.0, problem.causal,
-            False, scale=scale,
+            False, scale=scale, seqused_k=used,
         )  # fmt: skip
         lse = lse.view(problem.q_heads, -1).t().masked_fill(~is_in_one[:, None], -torch.inf)
         return out.masked_fill(~is_in_one[:, None, None], 0), lse
-    is_seen = (sequence[first:end, None] == sequence) & is_in_one[:, None]
+    is_seen = (of_own[:, None] == sequence) & is_in_one[:, None]
     if problem.causal:
-        is_seen &= token[first:end, None] >= token
+        is_seen &= own[:, None] >= token
     out, lse = _weigh(q.float(), k.float(), v.float(), is_seen, scale)
     return out.to(q.dtype), lse
+
+
+def _parts(lie: Shards, rank: int, causal: bool) -> tuple[tuple[Any, Any], Any]:
+    """Each of a rank's two parts of each sequence as one of the library's: where their queries
+    begin, where their keys begin, and how many of these they see."""
+    row, front, count, back = lie.table[rank].unbind(0)
+    end, begin = lie.ends[1:], lie.ends[:-1]
+    rest = row.diff() - count[:-1]
+    queries = torch.cat([torch.stack([row[:-1], row[:-1] + count[:-1]], 1).flatten(), row[-1:]])
+    keys = torch.cat([begin.repeat_interleave(2), end[-1:]])
+    if causal:
+        ends = torch.stack([front[:-1] + count[:-1], back[:-1] + rest], 1)
+    else:
+        ends = end[:, None].expand(-1, 2)
+    return (queries, keys), (ends - begin[:, None]).flatten().int()
 
 
 def _weigh(

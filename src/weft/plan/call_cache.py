@@ -162,7 +162,8 @@ def check_shard(
     if rows == end - first:
         return
     passes = f"rank {world.rank} of {world.num_ranks} passes {name} with {rows} rows"
-    holds = f"of m={problem.m} it holds {end - first} (rows {first} to {end} of torch.chunk)"
+    way = "zigzag" if getattr(problem, "zigzag", False) else f"rows {first} to {end} of torch.chunk"
+    holds = f"of m={problem.m} it holds {end - first} ({way})"
     if out is not None:
         shape = tuple(out.shape)
         raise ShapeError(

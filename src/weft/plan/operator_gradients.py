@@ -32,9 +32,11 @@ from weft.base.parts import full_part, part_of
 from weft.base.providers import provider
 from weft.compiler import experts, layouts
 from weft.ir.tensor import Partial, Placement, Replicate, Shard
-from weft.plan import attention_launches, operations
+from weft.plan import attention_blocks, attention_launches, operations
 from weft.plan import experts_wgrad as by_experts
+from weft.plan.attention_blocks import BlockAttention
 from weft.plan.operations import NARROWED, OPERATIONS, WIDENED, Operation, routing_of
+from weft.plan.sequence_shards import padded, shards_of
 
 ROWS, COLUMNS, SUM, ALIKE = Shard(0), Shard(1), Partial(), Replicate()
 Formula = Callable[..., dict[str, Callable[[], Any]]]
@@ -225,7 +227,8 @@ def ag_attention(of: Any, d_out: torch.Tensor, d_lse: torch.Tensor) -> dict:
     def found() -> tuple:
         return ag_attention_backward(
             of.q, of.k, of.v, of.result_0, of.result_1, d_out.to(of.q.dtype), d_lse,
-            world=of.world, causal=of.causal, cu_seqlens=of.cu_seqlens, scale=of.scale, m=of.m,
+            world=of.world, causal=of.causal, zigzag=of.zigzag, cu_seqlens=of.cu_seqlens,
+            scale=of.scale, m=of.m,
         )  # fmt: skip
 
     return {name: lambda i=i: found()[i] for i, name in enumerate("qkv")}
@@ -234,7 +237,8 @@ def ag_attention(of: Any, d_out: torch.Tensor, d_lse: torch.Tensor) -> dict:
 def ag_attention_backward(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor, lse: torch.Tensor,
     dout: torch.Tensor, dlse: torch.Tensor | None = None, *, world: Any, causal: bool = True,
-    cu_seqlens: torch.Tensor | None = None, scale: float | None = None, m: int | None = None,
+    zigzag: bool = False, cu_seqlens: torch.Tensor | None = None, scale: float | None = None,
+    m: int | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:  # fmt: skip
     """(dq, dk, dv) of own tokens, of the results of ag_attention(q, k, v, ..). Collective.
 
@@ -247,16 +251,27 @@ def ag_attention_backward(
     """
     tensors = (q, k, v, out, lse, dout, dlse)
     if operations.is_asked(*(one for one in tensors if one is not None)):
-        rest = {"causal": causal, "cu_seqlens": cu_seqlens, "scale": scale, "m": m}
+        rest = {"causal": causal, "zigzag": zigzag, "cu_seqlens": cu_seqlens, "scale": scale,
+                "m": m}  # fmt: skip
         return operations.as_operation("ag_attention_backward", world, tensors, **rest)
-    m = k.shape[0] * world.num_ranks if m is None else m
-    keys, values = (_ops().all_gather(one, world=world, m=m) for one in (k, v))
-    first, _ = part_of(m, world.rank, world.num_ranks)
-    dq, *shares = attention_launches.gradients(
-        q, keys, values, out, lse, dout, dlse, first=first, causal=causal, cu_seqlens=cu_seqlens,
-        scale=scale, target=world.target,
-    )  # fmt: skip
-    return dq, *(_ops().reduce_scatter(one, world=world) for one in shares)
+    m, own = k.shape[0] * world.num_ranks if m is None else m, k.shape[0]
+    if zigzag:
+        lie = shards_of(m, world.num_ranks, True, cu_seqlens, q.device)
+        keys, values = (
+            _ops().all_gather(padded(one, m, world.num_ranks), world=world) for one in (k, v)
+        )
+        blocks = BlockAttention(
+            q, k.shape[1], lie, rank=world.rank, causal=causal, scale=scale, target=world.target
+        )
+        dq, *shares = attention_blocks.gradients(blocks, keys, values, out, lse, dout, dlse)
+    else:
+        keys, values = (_ops().all_gather(one, world=world, m=m) for one in (k, v))
+        first, _ = part_of(m, world.rank, world.num_ranks)
+        dq, *shares = attention_launches.gradients(
+            q, keys, values, out, lse, dout, dlse, first=first, causal=causal,
+            cu_seqlens=cu_seqlens, scale=scale, target=world.target,
+        )  # fmt: skip
+    return dq, *(_ops().reduce_scatter(one, world=world)[:own] for one in shares)
 
 
 def _like_operands(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **_: Any) -> tuple:

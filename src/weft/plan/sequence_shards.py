@@ -107,3 +107,9 @@ def shards_of(
     columns = [torch.nn.functional.pad(one, (0, 1)) for one in (begin, front, behind)]
     table = torch.stack([row, *columns], 1).int()
     return Shards(m, num_ranks, zigzag, ends.int(), table)
+
+
+def padded(x: Tensor, m: int, num_ranks: int) -> Tensor:
+    """A zigzag rank's tokens, and zeros up to the most that one has: shards of one size."""
+    missing = most_rows(m, num_ranks) - x.shape[0]
+    return torch.cat([x, x.new_zeros(missing, *x.shape[1:])]) if missing else x

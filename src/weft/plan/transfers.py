@@ -45,6 +45,7 @@ def pushes(
     """Own rows to `peers`, in this order, by a copy engine; behind each chunk its word, which this
     rank has set to e. arrays: own rows, and where all ranks' go"""
     rank, (begin, end) = world.rank, rows_of_rank(world.rank, split)
+    end = min(end, begin + arrays[0][0].shape[0])  # fewer than have room there
     for peer in peers:
         theirs, their_words = [world.peer(to, peer) for _, to in arrays], world.peer(words, peer)
         for chunk in range(split.chunks):

@@ -4,14 +4,16 @@
         at     = met(..)                     which keys the tile meets: the record for both hooks
         state  = nothing
         for s in 0 .. segments(at, args) - 1:
-            where = ready(at, s, args)       keys that lie together, once they may be read
+            here  = narrowed(at, s, ..)      which of this segment's; by default the same
+            where = ready(at, here, s, args) keys that lie together, once they may be read
             state = state with those of them that the tile meets         nothing waits in here
         store the mean, rounded, and the log of the sum
 
 Keys are counted by *position*, 0 up to all of a batch packed one behind the other; query t sees
 positions lo(t) .. hi(t) - 1, where neither falls as t grows. That says all of causality, sequences
 of any lengths, and tiles that hold queries of several sequences. A position that several segments
-hold is counted by each.
+hold is counted by each. Where a query sees one range of each segment, but not of all keys, as of
+shards that are zigzag, `narrowed` says which.
 
 Queries are [tokens, q_heads, d]; keys and values [rows, kv_heads, d], where q_heads is a multiple
 of kv_heads; a tile holds `tile.tokens` tokens of `tile.pack` heads that share their keys: row r is
@@ -141,11 +143,18 @@ class Sequences(NamedTuple):
 
 
 @triton.jit
+def the_same(at, bounds, segment, shape, tile, args):
+    """Bounds of a segment are those of all keys."""
+    return at, bounds
+
+
+@triton.jit
 def attention(q, out, lse, shape, tile, first, step, seen, causal: tl.constexpr,
-              segments: tl.constexpr, ready: tl.constexpr, args):  # fmt: skip
+              segments: tl.constexpr, ready: tl.constexpr, args,
+              narrowed: tl.constexpr = the_same):  # fmt: skip
     """Attend tiles first, first + step, ..; call it from a kernel.
 
-    out: as q, lse: fp32 [tokens, q_heads]; seen: Whole, Sequences or Listed; args: both hooks'
+    out: as q, lse: fp32 [tokens, q_heads]; seen: Whole, Sequences or Listed; args: all hooks'
 
     Sync    what the hooks do; progress needs nothing of this launch's other programs
     """
@@ -157,8 +166,9 @@ def attention(q, out, lse, shape, tile, first, step, seen, causal: tl.constexpr,
         bounds = visible(tokens_of(at, shape, tile), seen, causal)
         state = softmax.begin(tile.m, tile.d)
         for segment in tl.range(0, segments(at, args), flatten=False):
-            where = ready(at, segment, args)
-            state = attend(queries, bounds, where, at, shape, tile, state)
+            here, limits = narrowed(at, bounds, segment, shape, tile, args)
+            where = ready(at, here, segment, args)
+            state = attend(queries, limits, where, here, shape, tile, state)
         mean, log = softmax.finish(state)
         store_rows(out, mean, at, shape, tile)
         place, there = numbers_of(at, shape, tile)

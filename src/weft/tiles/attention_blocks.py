@@ -19,14 +19,20 @@ from weft.tiles import attention, softmax
 
 
 @triton.jit
-def list_visible(own, source, lo, hi, tokens, columns, steps, causal: tl.constexpr,
-                 block: tl.constexpr):  # fmt: skip
-    """lo, hi: int32[tokens], the rows of a source's block that each of own queries sees.
+def list_visible(table, lo, hi, rank, hop, rows, tokens, columns, steps, num_ranks: tl.constexpr,
+                 causal: tl.constexpr, block: tl.constexpr):  # fmt: skip
+    """What each of own queries sees of the block of rank - hop, - hop - 1, ..: as many as the grid
+    has in its second extent, a row of lo and of hi, int32 [hops, tokens], for each.
 
-    own, source: int32 [4, columns], rows of a table of weft.plan.sequence_shards, of columns - 1
-    sequences, where the first and the last are tokens of none; columns has `steps` binary digits
+    table: int32 [num_ranks, 4, columns] of weft.plan.sequence_shards, of columns - 1 sequences,
+    where the first and the last are tokens of none; columns has `steps` binary digits. Bounds are
+    rows of the block, plus `rows` times its rank
     """
+    hop += tl.program_id(1)
     columns = tl.cast(columns, tl.int32)
+    from_rank = (rank - hop + 2 * num_ranks) % num_ranks
+    own = table + rank * 4 * columns
+    source = table + from_rank * 4 * columns
     row = tl.program_id(0) * block + tl.arange(0, block)
     i = attention.count_up_to(own, row, columns, steps) - 1
     i = tl.minimum(tl.maximum(i, 0), columns - 2)
@@ -41,8 +47,11 @@ def list_visible(own, source, lo, hi, tokens, columns, steps, causal: tl.constex
         seen += _up_to(position - tl.load(source + 3 * columns + i), end - begin - count)
         end = begin + seen
     is_of_none = (i == 0) | (i == columns - 2)
-    tl.store(lo + row, begin, mask=row < tokens)
-    tl.store(hi + row, tl.where(is_of_none, begin, end), mask=row < tokens)
+    begin += from_rank * rows
+    end += from_rank * rows
+    to = tl.program_id(1) * tokens + row
+    tl.store(lo + to, begin, mask=row < tokens)
+    tl.store(hi + to, tl.where(is_of_none, begin, end), mask=row < tokens)
 
 
 @triton.jit

@@ -33,13 +33,16 @@ class Shards(NamedTuple):
 
 
 class Arrival(NamedTuple):
-    """Arguments of both hooks; values first, tuples last (Triton 3.6)."""
+    """Arguments of all hooks; values first, tuples last (Triton 3.6). lo, hi: int32 [num_ranks, own
+    tokens], what queries see of the keys of rank, rank - 1, ..; read by `narrowed` alone"""
 
     k: Any
     v: Any
     k_gathered: Any
     v_gathered: Any
     rows_ready: Any
+    lo: Any
+    hi: Any
     e: Any
     rank: Any
     shards: Any
@@ -79,7 +82,17 @@ def chunk_of(at, segment, args):
 
 
 @triton.jit
-def ready(at, segment, args):
+def narrowed(at, bounds, segment, shape, tile, args):
+    """Of the segment's rank, by what is listed: (rank - hop) mod ranks is the order in which chunks
+    come where a tile meets keys of all ranks. args: Arrival"""
+    hop = (segment + args.shards.chunks - 1) // args.shards.chunks
+    seen = attention.Listed(args.lo + hop * shape.tokens, args.hi + hop * shape.tokens)
+    here = attention.met(at, shape, tile, seen, False)
+    return here, attention.visible(attention.tokens_of(at, shape, tile), seen, False)
+
+
+@triton.jit
+def ready(at, here, segment, args):
     """Own keys in place; others once their chunk has arrived. args: Arrival"""
     shards = args.shards
     source, chunk, row, end = chunk_of(at, segment, args)
@@ -92,7 +105,7 @@ def ready(at, segment, args):
         position = args.rank * shards.rows
         row = 0
         end = tl.minimum(shards.m - position, shards.rows)
-    elif tl.maximum(row, at.lo) < tl.minimum(end, at.hi):
+    elif tl.maximum(row, here.lo) < tl.minimum(end, here.hi):
         # Pairs with push, or with the copy engine's signal words.
         wl.wait(args.rows_ready + source * shards.chunks + chunk, args.e, world=args.world)
     return attention.Segment(k, v, row, end, position)
@@ -121,26 +134,37 @@ def push(world, k, v, k_gathered, v_gathered, rows_ready, e, rank, own, pusher, 
 
 
 @triton.jit
-def ag_attention_attend(q, k, v, out, lse, cu_seqlens, k_gathered, v_gathered, rows_ready, slot,
-                        shape, shards, tile, world, by_engine: tl.constexpr,
+def ag_attention_attend(q, k, v, out, lse, cu_seqlens, lo, hi, k_gathered, v_gathered, rows_ready,
+                        slot, shape, shards, tile, world, by_engine: tl.constexpr,
                         causal: tl.constexpr, block: tl.constexpr):  # fmt: skip
-    """The attention template with the hooks above; before it, the pushers store own keys."""
+    """The attention template with the hooks above; before it, the pushers store own keys.
+
+    lo, hi: None, or what queries see, which then is neither causal nor said by cu_seqlens.
+    """
     rank = wl.rank(world).to(tl.int32)
     e = slots.slot_epoch(slot)
     program, num_programs = tl.program_id(0), tl.num_programs(0)
     first, own_end = mapping.part_of(shards.m, rank, shards.rows)
-    own = own_end - first
+    # Zigzag ranks may have one less than their place in the slot.
+    own = tl.minimum(own_end - first, shape.tokens)
     if not by_engine:
         if program < shards.pushers:
             slots.slot_wait_free(world, slot, e)
             push(world, k, v, k_gathered, v_gathered, rows_ready, e, rank, own, program, shards,
                  causal, block)  # fmt: skip
     seen = attention.seen_by(cu_seqlens, shards.sequences, shards.steps, first, shards.m)
+    is_listed: tl.constexpr = lo is not None
+    narrow: tl.constexpr = narrowed if is_listed else attention.the_same
+    # A record cannot hold None.
+    of_lo, of_hi = lo if is_listed else rows_ready, hi if is_listed else rows_ready
     # Pushers come last in every round.
     attention.attention(
         q, out, lse, shape, tile, num_programs - 1 - program, num_programs, seen, causal,
         segments_of, ready,
-        Arrival(k, v, k_gathered, v_gathered, rows_ready, e, rank, shards, world),
+        Arrival(
+            k, v, k_gathered, v_gathered, rows_ready, of_lo, of_hi, e, rank, shards, world
+        ),
+        narrow,
     )  # fmt: skip
     if by_engine:
         if program == 0:

@@ -53,6 +53,8 @@ class GatherThenAttend(Way):
                 f"torch's FlashAttention takes 16 bits and d in multiples of 8, not "
                 f"{problem.dtype} and d={problem.d}"
             )
+        if problem.zigzag:
+            raise UnsupportedError("torch's FlashAttention takes tokens in order, not zigzag")
         self.q, table = inputs["q"], inputs["cu_seqlens"]
         ends = [0, problem.m] if table is None else table.tolist()
         self.parts = parts_of(ends, problem.shard(case.world.rank), problem.causal)
