@@ -1,5 +1,5 @@
-"""Models of layers, and unchanged ones by the pass, by their scripts: on GPUs under torchrun, and
-emulated. With WEFT_SHARE_GPUS=1 one GPU is enough."""
+"""Models of layers, unchanged ones by the pass, and attention of long sequences, by their scripts:
+on GPUs under torchrun, and emulated. With WEFT_SHARE_GPUS=1 one GPU is enough."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ from torchrun import on_two_and_four_gpus, once, torchrun
 from weft.emulator.script import run_script
 
 SCRIPTS = Path(__file__).parent / "scripts"
-each_script = pytest.mark.parametrize("script", ["whole_model.py", "unchanged_model.py"])
+each_script = pytest.mark.parametrize(
+    "script", ["whole_model.py", "unchanged_model.py", "long_sequences.py"]
+)
 
 
 @on_two_and_four_gpus

@@ -1,0 +1,93 @@
+"""Attention of tokens that are split over the ranks, by ring and by gathered keys, zigzag and in
+order: held to attention in fp32 of all tokens, forward, backward, recorded and replayed."""
+
+from __future__ import annotations
+
+import torch
+
+import weft
+from weft.base.dtypes import tolerance
+from weft.layers import ring_attention, zigzag_join
+from weft.ops import ag_attention
+from weft.plan.sequence_shards import shards_of
+
+# Tokens of all ranks, heads of queries and of keys, elements of a head, where sequences begin and
+# end, causal, zigzag.
+CASES = [
+    (1997, 8, 2, 128, None, True, True),
+    (2048, 4, 4, 64, None, True, False),
+    (700, 6, 3, 80, [0, 1, 1, 300, 650], True, True),
+    (301, 4, 1, 256, [0, 100, 301], False, True),
+    (3, 2, 1, 64, None, True, True),
+]
+
+
+def expected(
+    tensors: list[torch.Tensor], starts: list[int], causal: bool, slope: torch.Tensor
+) -> list[torch.Tensor]:
+    """(out, dq, dk, dv) of all tokens."""
+    leaves = [one.float().clone().requires_grad_() for one in tensors]
+    q, k, v = leaves
+    group, rows = q.shape[1] // k.shape[1], [torch.zeros_like(q[: starts[0]])]
+    for first, end in zip(starts, starts[1:], strict=False):
+        one = slice(first, end)
+        keys, values = (x[one].repeat_interleave(group, 1) for x in (k, v))
+        scores = torch.einsum("ihd,jhd->hij", q[one], keys) * q.shape[2] ** -0.5
+        if causal:
+            hidden = torch.ones(scores.shape[1:], dtype=torch.bool, device=q.device).triu(1)
+            scores = scores.masked_fill(hidden, -torch.inf)
+        rows.append(torch.einsum("hij,jhd->ihd", scores.softmax(-1), values))
+    out = torch.cat([*rows, torch.zeros_like(q[starts[-1] :])])
+    out.backward(slope.float())
+    return [out.detach(), *(one.grad for one in leaves)]
+
+
+def main() -> None:
+    world, cases = weft.init(), 0
+    torch.backends.cuda.matmul.allow_tf32 = False
+    for m, q_heads, kv_heads, d, starts, causal, zigzag in CASES:
+        if world.target.backend == "emu":  # which takes minutes for the full sizes
+            m, d, starts = m // 16 + 2, 16, starts and [one // 16 for one in starts]
+        for dtype in (torch.bfloat16, torch.float32):
+            drawn = torch.Generator().manual_seed(m)
+            q, k, v, slope = (
+                torch.randn(m, n, d, generator=drawn).to(world.device, dtype)
+                for n in (q_heads, kv_heads, kv_heads, q_heads)
+            )
+            lengths = None
+            if starts is not None:
+                lengths = torch.tensor(starts, dtype=torch.int32, device=world.device)
+            wanted = expected([q, k, v], starts or [0, m], causal, slope)
+            shards = shards_of(m, world.num_ranks, zigzag, lengths, world.device)
+            place, _ = shards.positions(world.rank)
+            leaves = [one[place].requires_grad_() for one in (q, k, v)]
+            way = {"causal": causal, "zigzag": zigzag, "cu_seqlens": lengths, "m": m}
+            for attend in (ring_attention, ag_attention):
+
+                def call(attend=attend, leaves=leaves, way=way, slope=slope[place]):
+                    out = attend(*leaves, world=world, **way)
+                    return [out.detach(), *torch.autograd.grad(out, leaves, slope)]
+
+                found = call()
+                for got, whole in zip(found, wanted, strict=True):
+                    error = (got.float() - whole[place]).norm()
+                    most = 2 * tolerance(str(dtype), m) * whole.norm()
+                    assert error <= most, (attend.__name__, m, dtype, error, most)
+                with world.record() as recording:
+                    recorded = call()
+                for _ in range(3):
+                    for one in recorded:
+                        one.fill_(torch.nan)
+                    recording.replay()
+                    world.synchronize()
+                    assert all(map(torch.equal, recorded, found)), (attend.__name__, m, dtype)
+                if zigzag:
+                    joined = zigzag_join(found[0], world=world, cu_seqlens=lengths, m=m)
+                    assert torch.equal(joined[place], found[0])
+                cases += 1
+    rank, num_ranks = world.rank, world.num_ranks
+    world.close()
+    print(f"rank {rank} of {num_ranks}: {cases} cases", flush=True)
+
+
+main()
