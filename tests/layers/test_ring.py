@@ -43,8 +43,9 @@ def check(got, whole, place, what):
 
 
 def as_one_process(
-    ranks, num_ranks, m, heads, starts, causal, zigzag, dtype=torch.float32, seed=0, **options
-):
+    ranks, num_ranks, m, heads, starts, causal, zigzag, dtype=torch.float32, seed=0,
+    local="template",
+):  # fmt: skip
     q_heads, kv_heads = heads
     starts_of = [0, m] if starts is None else starts
     lengths = None if starts is None else torch.tensor(starts, dtype=torch.int32)
@@ -62,7 +63,7 @@ def as_one_process(
             mine = [one[place].requires_grad_() for one in whole]
             got = ring_attention(
                 *mine, world=world, causal=causal, zigzag=zigzag, cu_seqlens=lengths, scale=0.3,
-                m=m,
+                m=m, local=local,
             )  # fmt: skip
             check(got, wanted.detach(), place, "out")
             (got * slope[place]).sum().backward()
@@ -71,7 +72,7 @@ def as_one_process(
                 check(one.grad, leaf.grad, place, name)
             return got.detach(), *(one.grad for one in mine)
 
-    return ranks(main, num_ranks, seed=seed, **options)
+    return ranks(main, num_ranks, seed=seed)
 
 
 CASES = [
@@ -91,6 +92,17 @@ CASES = [
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_as_one_process(ranks, case):
     as_one_process(ranks, *case)
+
+
+@pytest.mark.parametrize("case", [one for one in CASES if one[3] is None], ids=str)
+def test_by_the_library(ranks, case):
+    """Blocks that kernels of a whole or causal product do, and their merge."""
+    as_one_process(ranks, *case, local="library")
+
+
+@pytest.mark.parametrize("local", ["template", "library"])
+def test_by_whom_in_half_precision(ranks, local):
+    as_one_process(ranks, 2, 44, (4, 2), None, True, True, torch.bfloat16, local=local)
 
 
 @pytest.mark.parametrize("zigzag", [False, True])
@@ -219,5 +231,8 @@ def test_what_does_not_fit(ranks):
                 ring_attention(q, k.half(), k.half(), world=world)
             with pytest.raises(weft.DtypeError, match=r"pass cu_seqlens.to\(torch.int32\)"):
                 ring_attention(q, k, k, world=world, cu_seqlens=torch.tensor([0, 8]))
+            with pytest.raises(weft.UsageError, match="'library' takes one sequence"):
+                lengths = torch.tensor([0, 8], dtype=torch.int32)
+                ring_attention(q, k, k, world=world, cu_seqlens=lengths, local="library")
 
     ranks(main, 2)

@@ -6,9 +6,11 @@ import pytest
 import torch
 from parallel import close, drawn
 from torch.nn import functional
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import weft
 from weft.layers import ulysses_attention
+from weft.layers.ulysses import kernels
 
 D = 4
 
@@ -49,6 +51,15 @@ def test_as_one_process(ranks, num_ranks, batch, tokens, heads, kv_heads, causal
                 close(one.grad, own(leaf.grad), name)
 
     ranks(main, num_ranks)
+
+
+def test_cudnn_is_tried_first_of_what_the_user_allows():
+    every = [SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION,
+             SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]  # fmt: skip
+    assert kernels() == every
+    with sdpa_kernel([SDPBackend.MATH, SDPBackend.FLASH_ATTENTION]):
+        assert kernels() == [SDPBackend.FLASH_ATTENTION, SDPBackend.MATH]
+    assert kernels() == every
 
 
 def test_what_does_not_fit(ranks):

@@ -9,6 +9,7 @@ import weft
 from weft.base.target import TARGETS
 from weft.language import triton_api
 from weft.plan.attention_blocks import BlockAttention
+from weft.plan.attention_by_library import merge
 from weft.plan.sequence_shards import Shards, shards_of
 from weft.tools.binaries import FORMATS, stack_bytes
 from weft.verify import compiled
@@ -77,7 +78,8 @@ def test_compiles_without_spills(target, dtype, d):
         for adds in (False, True):
             blocks.queries(given, of_q, adds=adds)
             blocks.keys(given, of_k, of_k, adds=adds)
-    assert len(found) == 3 + 3 + 4
+        merge(of_q, lse, q, lse.t())
+    assert len(found) == 3 + 3 + 4 + 1
     code, text = FORMATS[there.backend]
     for one in found:
         binary = triton_api.compile_kernel(one.fn, one.record(), there)

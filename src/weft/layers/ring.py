@@ -17,11 +17,13 @@ Source  Ring attention (Liu et al. 2023, 2310.01889); merged as flash-decode's s
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
+from weft.base.errors import UsageError
 from weft.base.parts import full_part
 from weft.compiler import layouts
 from weft.layers.zigzag import check_rows
@@ -30,6 +32,7 @@ from weft.ops.ag_attention import FORMS
 from weft.ops.all_to_all import candidates, problem_of
 from weft.plan import operations
 from weft.plan.attention_blocks import BlockAttention
+from weft.plan.attention_by_library import LibraryAttention
 from weft.plan.sequence_shards import Shards, shards_of
 from weft.runtime.world import World
 from weft.tiles import attention_blocking
@@ -37,11 +40,14 @@ from weft.tiles import attention_blocking
 NAME = "ring_attention"
 # Programs that hand over: attention has the other SMs.
 CHANNELS = 16
+# Who attends to a block.
+LOCAL = {"template": BlockAttention, "library": LibraryAttention}
 
 
 def ring_attention(
     q: Tensor, k: Tensor, v: Tensor, *, world: World, causal: bool = True, zigzag: bool = False,
     cu_seqlens: Tensor | None = None, scale: float | None = None, m: int | None = None,
+    local: Literal["template", "library"] = "template",
 ) -> Tensor:  # fmt: skip
     """Attend own queries over the keys and values of all ranks, which pass. Collective;
     differentiable.
@@ -53,13 +59,19 @@ def ring_attention(
             own ones: pass it where shards differ. Tokens are split in order, as torch.chunk does,
             or (`zigzag`) as zigzag_split does. cu_seqlens: int32 [sequences + 1], the first token
             of each sequence and the end of the last, alike on all ranks; by default one sequence
-            of all tokens. Tokens of none have out = 0
+            of all tokens. Tokens of none have out = 0. local: who attends to a block, weft's
+            template, or torch's library (cuDNN, FlashAttention-2), which takes no cu_seqlens
     Dtypes  all alike, float16, bfloat16 or float32; scores, sums, and gradients that pass, in fp32
     Units   scale is 1 / sqrt(d) by default
     Sync    stream-ordered on the current stream; the host waits for nothing; can be recorded, and a
             replay goes by the cu_seqlens that are there then
-    Raises  ShapeError, DtypeError: with the values
+    Raises  ShapeError, DtypeError: with the values; UsageError: cu_seqlens for the library
     """
+    if local not in LOCAL or (cu_seqlens is not None and local == "library"):
+        raise UsageError(
+            f"{NAME}: local={local!r}; it is one of {', '.join(LOCAL)}, and 'library' takes one "
+            "sequence of all tokens, no cu_seqlens"
+        )
     if operations.is_autocast():
         q, k, v = operations.cast((q, k, v))
     tensors = {"q": q, "k": k, "v": v, "cu_seqlens": cu_seqlens}
@@ -71,7 +83,7 @@ def ring_attention(
     check_rows(NAME, "q", q, m, world, zigzag=zigzag)
     shards = shards_of(m, world.num_ranks, zigzag, cu_seqlens, q.device)
     with operations.without_autocast():
-        return _RingAttention.apply(q, k, v, world, shards, causal, scale)
+        return _RingAttention.apply(q, k, v, world, shards, local, causal, scale)
 
 
 class _Ring:
@@ -124,37 +136,36 @@ class _Ring:
 class _RingAttention(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, q: Tensor, k: Tensor, v: Tensor, world: World, shards: Shards, causal: bool,
-        scale: float | None,
-    ) -> Tensor:  # fmt: skip
-        ctx.world, ctx.shards, ctx.way = world, shards, (causal, scale)
+        ctx: Any, q: Tensor, k: Tensor, v: Tensor, world: World, shards: Shards, *way: Any
+    ) -> Tensor:
+        ctx.world, ctx.shards, ctx.way = world, shards, way
         out, lse = torch.empty_like(q), q.new_empty(q.shape[:2], dtype=torch.float32)
         if shards.m:
-            _forward(world, _blocks(q, k, world, shards, causal, scale), k, v, out, lse)
+            _forward(world, _blocks(q, k, world, shards, *way), k, v, out, lse)
         ctx.save_for_backward(q, k, v, out, lse)
         return out
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, dout: Tensor) -> tuple:  # pyright: ignore
         q, k, v, out, lse = ctx.saved_tensors
         found = q, k, v
         if ctx.shards.m:
             blocks = _blocks(q, k, ctx.world, ctx.shards, *ctx.way)
             found = _backward(ctx.world, blocks, k, v, out, lse, dout.contiguous())
-        return *found, None, None, None, None
+        return *found, *[None] * 5
 
 
 def _blocks(
-    q: Tensor, k: Tensor, world: World, shards: Shards, causal: bool, scale: float | None
-) -> BlockAttention:
-    return BlockAttention(
+    q: Tensor, k: Tensor, world: World, shards: Shards, local: str, causal: bool,
+    scale: float | None,
+) -> Any:  # fmt: skip
+    return LOCAL[local](
         q, k.shape[1], shards, rank=world.rank, causal=causal, scale=scale, target=world.target
     )
 
 
-def _forward(
-    world: World, blocks: BlockAttention, k: Tensor, v: Tensor, out: Tensor, lse: Tensor
-) -> None:
+def _forward(world: World, blocks: Any, k: Tensor, v: Tensor, out: Tensor, lse: Tensor) -> None:
     steps = world.num_ranks
     if steps == 1:
         blocks.see(0)
@@ -176,7 +187,7 @@ def _forward(
 
 
 def _backward(
-    world: World, blocks: BlockAttention, k: Tensor, v: Tensor, out: Tensor, lse: Tensor,
+    world: World, blocks: Any, k: Tensor, v: Tensor, out: Tensor, lse: Tensor,
     dout: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """(dq, dk, dv)"""

@@ -12,9 +12,14 @@ Source  DeepSpeed Ulysses (Jacobs et al. 2023, 2309.14509)
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+from typing import Any
+
 import torch
 from torch import Tensor
+from torch.backends import cuda
 from torch.nn import functional
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from weft.base.errors import DtypeError, ShapeError
 from weft.ops import all_to_all
@@ -33,7 +38,8 @@ def ulysses_attention(
 
     Shapes  q: [.., own tokens, heads, d]; k, v: [.., own tokens, kv_heads, d], with equally many
             tokens on every rank; the result as q
-    Dtypes  all alike, what torch's scaled_dot_product_attention takes
+    Dtypes  all alike, what torch's scaled_dot_product_attention takes; on NVIDIA's GPUs by cuDNN
+            where it can, of the kernels that torch may use: torch.nn.attention.sdpa_kernel says so
     Sync    stream-ordered on the current stream; can be recorded
     Raises  ShapeError: heads that ranks do not divide, kv_heads that heads or ranks do not go with;
             DtypeError
@@ -53,13 +59,32 @@ def ulysses_attention(
     whole = got.view(ranks, -1, tokens, got.shape[-1]).transpose(0, 1).flatten(1, 2)
     own = whole.unflatten(-1, (-1, d)).transpose(1, 2)
     own_q, own_k, own_v = own.split([each_q, each_kv, each_kv], 1)
-    made = functional.scaled_dot_product_attention(
-        own_q, own_k, own_v, is_causal=causal, scale=scale, enable_gqa=True
-    )
+    with _cudnn_first(q):
+        made = functional.scaled_dot_product_attention(
+            own_q, own_k, own_v, is_causal=causal, scale=scale, enable_gqa=True
+        )
     back = made.transpose(1, 2).unflatten(1, (ranks, tokens)).transpose(0, 1)
     back = all_to_all(back.flatten(3).flatten(0, 2).contiguous(), world=world)
     mine = back.view(ranks, -1, tokens, each_q, d).permute(1, 2, 0, 3, 4)
     return mine.reshape(*batch, tokens, heads, d)
+
+
+def _cudnn_first(q: Tensor) -> Any:
+    """cuDNN's kernel is the first of those that the user lets torch choose from."""
+    if not q.is_cuda or torch.version.hip is not None or torch.compiler.is_compiling():
+        return nullcontext()
+    return sdpa_kernel(kernels(), set_priority=True)
+
+
+def kernels() -> list[SDPBackend]:
+    """Of torch's attention, those that may be used now, in the order in which they are tried."""
+    may = {
+        SDPBackend.CUDNN_ATTENTION: cuda.cudnn_sdp_enabled(),
+        SDPBackend.FLASH_ATTENTION: cuda.flash_sdp_enabled(),
+        SDPBackend.EFFICIENT_ATTENTION: cuda.mem_efficient_sdp_enabled(),
+        SDPBackend.MATH: cuda.math_sdp_enabled(),
+    }
+    return [one for one, is_on in may.items() if is_on]
 
 
 def _check(q: Tensor, k: Tensor, v: Tensor, ranks: int) -> None:

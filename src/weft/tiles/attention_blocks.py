@@ -2,6 +2,7 @@
 
     list_visible    of a rank's queries, which keys of some rank's each sees
     attend_block    the state with those keys:  mean, lse  =  merge(mean, lse; of the block)
+    merge_block     the same, of a block that a library's kernel has attended
 
 A block is what one rank has of the keys; it comes to the others in turns (weft.layers.ring). How
 tokens lie over the ranks is a table of weft.plan.sequence_shards: of a sequence a rank has two
@@ -97,3 +98,22 @@ def _places(at, shape, tile, is_left: tl.constexpr):
     if is_left:
         inside, there = inside & (at.lo < at.hi), there & (at.lo < at.hi)
     return place, inside, number, there
+
+
+@triton.jit
+def merge_block(mean, lse, found, log, head_step, token_step, tokens, heads, d,
+                tile_m: tl.constexpr, tile_d: tl.constexpr):  # fmt: skip
+    """The state with a block that was attended elsewhere. mean, lse: fp32 [tokens, heads, d] and
+    [tokens, heads]; found: as mean, of any dtype; log: its lse, whose elements lie by the steps"""
+    row = tl.program_id(0).to(tl.int64) * tile_m + tl.arange(0, tile_m)
+    there, c = row < tl.cast(tokens, tl.int64) * heads, tl.arange(0, tile_d)
+    place, inside = (row * d)[:, None] + c[None, :], there[:, None] & (c < d)[None, :]
+    state = softmax.begin(tile_m, tile_d)
+    held = tl.load(lse + row, mask=there, other=-float("inf"))
+    state = softmax.merge(state, tl.load(mean + place, mask=inside, other=0.0), held)
+    number = row % heads * head_step + row // heads * token_step
+    come = tl.load(log + number, mask=there, other=-float("inf"))
+    value = tl.load(found + place, mask=inside, other=0.0).to(tl.float32)
+    merged, total = softmax.finish(softmax.merge(state, value, come))
+    tl.store(mean + place, merged, mask=inside)
+    tl.store(lse + row, total, mask=there)
