@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_leaves
 
 import weft
 from weft.base.dtypes import tolerance
-from weft.layers import ring_attention
+from weft.layers import ring_attention, zigzag_join, zigzag_split
 from weft.plan.sequence_shards import shards_of
 
 D = 16
@@ -213,6 +213,29 @@ def test_autocast_narrows_as_it_does_torchs_attention(ranks):
             assert torch.equal(out, wanted)
             out.float().sum().backward()
             assert all(one.grad.dtype == torch.float32 for one in mine)
+
+    ranks(main, 2)
+
+
+def test_between_compiled_graphs(ranks):
+    """torch.compile calls it as it is, zigzag_split and zigzag_join around it too."""
+    whole = [drawn(12, n, D, seed=i) for i, n in enumerate((2, 1, 1))]
+
+    def main():
+        with weft.init() as world:
+
+            def model(q, k, v):
+                own = [zigzag_split(2 * one, world=world) for one in (q, k, v)]
+                return zigzag_join(ring_attention(*own, world=world, zigzag=True), world=world) + 1
+
+            def step(call):
+                leaves = [one.clone().requires_grad_() for one in whole]
+                out = call(*leaves)
+                return out.detach(), *torch.autograd.grad(out.square().sum(), leaves)
+
+            found = step(torch.compile(model, backend="eager"))
+            for got, wanted in zip(found, step(model), strict=True):
+                torch.testing.assert_close(got, wanted)
 
     ranks(main, 2)
 

@@ -44,6 +44,7 @@ CHANNELS = 16
 LOCAL = {"template": BlockAttention, "library": LibraryAttention}
 
 
+@torch.compiler.disable
 def ring_attention(
     q: Tensor, k: Tensor, v: Tensor, *, world: World, causal: bool = True, zigzag: bool = False,
     cu_seqlens: Tensor | None = None, scale: float | None = None, m: int | None = None,
