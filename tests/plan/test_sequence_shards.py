@@ -7,7 +7,7 @@ import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from weft.plan.sequence_shards import most_rows, rows_of, shards_of
+from weft.plan.sequence_shards import COUNT, ROW, most_rows, one_sequence, rows_of, shards_of
 
 CPU = torch.device("cpu")
 
@@ -61,6 +61,19 @@ def test_causal_work_is_the_same_on_all_ranks(length, first, num_ranks):
     assert max(works[True]) - min(works[True]) <= 2 * length
     if length >= 20 * num_ranks > 20:
         assert max(works[False]) - min(works[False]) > 2 * length
+
+
+@given(st.integers(0, 60), st.integers(1, 7), st.booleans())
+def test_one_sequence_by_the_host_is_the_same(m, num_ranks, zigzag):
+    found = one_sequence(m, num_ranks, zigzag, CPU)
+    wanted = shards_of(m, num_ranks, zigzag, None, CPU)
+    assert torch.equal(found.ends, wanted.ends) and found.table.shape == wanted.table.shape
+    # Where parts of no tokens begin says nothing.
+    for rank in range(num_ranks):
+        for row in (ROW, COUNT):
+            assert torch.equal(found.table[rank, row], wanted.table[rank, row])
+        for got, place in zip(found.positions(rank), wanted.positions(rank), strict=True):
+            assert torch.equal(got, place)
 
 
 def test_whole_parts_are_the_fields():

@@ -33,7 +33,7 @@ from weft.ops.all_to_all import candidates, problem_of
 from weft.plan import operations
 from weft.plan.attention_blocks import BlockAttention
 from weft.plan.attention_by_library import LibraryAttention
-from weft.plan.sequence_shards import Shards, shards_of
+from weft.plan.sequence_shards import Shards, shards_in
 from weft.runtime.world import World
 from weft.tiles import attention_blocking
 
@@ -82,7 +82,7 @@ def ring_attention(
     attention_blocking.check_heads(NAME, sizes["q_heads"], sizes["kv_heads"], sizes["d"])
     m = q.shape[0] * world.num_ranks if m is None else m
     check_rows(NAME, "q", q, m, world, zigzag=zigzag)
-    shards = shards_of(m, world.num_ranks, zigzag, cu_seqlens, q.device)
+    shards = shards_in(world, m, zigzag, cu_seqlens)
     with operations.without_autocast():
         return _RingAttention.apply(q, k, v, world, shards, local, causal, scale)
 

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from weft.base.errors import ShapeError
 from weft.ops import all_gather
-from weft.plan.sequence_shards import Shards, padded, rows_of, shards_of
+from weft.plan.sequence_shards import Shards, padded, rows_of, shards_in
 from weft.runtime.world import World
 
 
@@ -34,7 +34,7 @@ def zigzag_split(x: Tensor, *, world: World, cu_seqlens: Tensor | None = None) -
             one sequence of all tokens; the result: [(m + num_ranks - 1 - rank) // num_ranks, ..]
     Sync    stream-ordered on the current stream; the host reads no lengths; can be recorded
     """
-    shards = shards_of(x.shape[0], world.num_ranks, True, cu_seqlens, x.device)
+    shards = shards_in(world, x.shape[0], True, cu_seqlens)
     return _Split.apply(x, world, shards)
 
 
@@ -50,13 +50,12 @@ def zigzag_join(
     """
     m = x.shape[0] * world.num_ranks if m is None else m
     check_rows("zigzag_join", "x", x, m, world, zigzag=True)
-    return _Join.apply(x, world, shards_of(m, world.num_ranks, True, cu_seqlens, x.device))
+    return _Join.apply(x, world, shards_in(world, m, True, cu_seqlens))
 
 
 def zigzag_positions(m: int, *, world: World, cu_seqlens: Tensor | None = None) -> Tensor:
     """Of this rank's tokens the places within their sequences, as `rotary` takes them. int64"""
-    shards = shards_of(m, world.num_ranks, True, cu_seqlens, world.device)
-    return shards.positions(world.rank)[1]
+    return shards_in(world, m, True, cu_seqlens).positions(world.rank)[1]
 
 
 def check_rows(op: str, name: str, x: Tensor, m: int, world: World, *, zigzag: bool) -> None:

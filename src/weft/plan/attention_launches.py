@@ -13,7 +13,7 @@ from weft.base.target import Target
 from weft.language.mapping import StaticMapping
 from weft.plan import moving, transfers
 from weft.plan.attention_blocks import list_all_visible
-from weft.plan.sequence_shards import shards_of as shards_of_sequences
+from weft.plan.sequence_shards import shards_in
 from weft.tiles import attention, attention_blocking, attention_decode
 from weft.tiles.attention_backward import Given, Where, attention_gradients
 from weft.tiles.attention_gather import Shards, ag_attention_attend
@@ -74,11 +74,10 @@ class GatheredAttention:
     def _listed(self, world: Any, tensors: tuple) -> tuple:
         """What queries see is listed, so that nothing else says it."""
         *most, cu_seqlens = tensors
-        problem, device = self.problem, tensors[0].device
-        shards = shards_of_sequences(problem.m, world.num_ranks, True, cu_seqlens, device)
-        rows = problem.rows
+        problem = self.problem
+        lie = shards_in(world, problem.m, True, cu_seqlens)
         list_all_visible(
-            shards, *self.bounds, rank=world.rank, hop=0, rows=rows, causal=problem.causal
+            lie, *self.bounds, rank=world.rank, hop=0, rows=problem.rows, causal=problem.causal
         )
         return *most, None
 

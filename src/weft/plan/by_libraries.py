@@ -13,7 +13,7 @@ import torch
 
 from weft.base.providers import provider
 from weft.compiler.experts import Tables, choose, tables
-from weft.plan.sequence_shards import Shards, padded, shards_of
+from weft.plan.sequence_shards import Shards, padded, shards_in
 
 # Heads of so many elements are what the library's kernel takes.
 FLASH_ELEMENTS = 8
@@ -44,7 +44,7 @@ def attention(
     token = torch.arange(problem.m, device=q.device)
     own = token[first:end]
     if problem.zigzag:
-        lie = shards_of(problem.m, world.num_ranks, True, cu_seqlens, q.device)
+        lie = shards_in(world, problem.m, True, cu_seqlens)
         k, v = (one.index_select(0, lie.places()) for one in (k, v))
         own, _ = lie.positions(world.rank)
     # Before the first sequence it is none, behind the last one as well.

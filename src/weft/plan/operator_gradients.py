@@ -36,7 +36,7 @@ from weft.plan import attention_blocks, attention_launches, operations
 from weft.plan import experts_wgrad as by_experts
 from weft.plan.attention_blocks import BlockAttention
 from weft.plan.operations import NARROWED, OPERATIONS, WIDENED, Operation, routing_of
-from weft.plan.sequence_shards import padded, shards_of
+from weft.plan.sequence_shards import padded, shards_in
 
 ROWS, COLUMNS, SUM, ALIKE = Shard(0), Shard(1), Partial(), Replicate()
 Formula = Callable[..., dict[str, Callable[[], Any]]]
@@ -256,7 +256,7 @@ def ag_attention_backward(
         return operations.as_operation("ag_attention_backward", world, tensors, **rest)
     m, own = k.shape[0] * world.num_ranks if m is None else m, k.shape[0]
     if zigzag:
-        lie = shards_of(m, world.num_ranks, True, cu_seqlens, q.device)
+        lie = shards_in(world, m, True, cu_seqlens)
         keys, values = (
             _ops().all_gather(padded(one, m, world.num_ranks), world=world) for one in (k, v)
         )

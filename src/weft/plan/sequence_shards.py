@@ -8,7 +8,8 @@ within two queries' the same of each sequence. Of m tokens zigzag rank r has (m 
 whatever the lengths: parts differ by a token, and sequences take turns at who has one more. Tokens
 of no sequence, in front and at the end, are spread as if they were one.
 
-Everything is computed on the lengths' device; the host reads nothing.
+Everything is computed on the lengths' device; the host reads nothing. Of one sequence of all tokens
+it is known on the host.
 
 Source  zigzag: Zhu, ring-flash-attention (2024); striped attention (Brandon et al. 2023,
         2311.09431), which balances by single tokens
@@ -16,7 +17,7 @@ Source  zigzag: Zhu, ring-flash-attention (2024); striped attention (Brandon et 
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -78,6 +79,27 @@ def rows_of(m: int, rank: int, num_ranks: int, zigzag: bool) -> int:
         return (m + num_ranks - 1 - rank) // num_ranks
     first, end = part_of(m, rank, num_ranks)
     return end - first
+
+
+def shards_in(world: Any, m: int, zigzag: bool, cu_seqlens: Tensor | None) -> Shards:
+    """How m tokens lie over a world's ranks."""
+    if cu_seqlens is None and not world.is_recording():
+        return one_sequence(m, world.num_ranks, zigzag, world.device)
+    return shards_of(m, world.num_ranks, zigzag, cu_seqlens, world.device)
+
+
+def one_sequence(m: int, num_ranks: int, zigzag: bool, device: torch.device) -> Shards:
+    """One of all tokens: by one copy, which a recording cannot hold, in place of 30 launches."""
+    lists, begin, behind = [], 0, m
+    for rank in range(num_ranks):
+        some = rows_of(m, rank, num_ranks, zigzag)
+        front = (some + 1) // 2 if zigzag else some
+        behind -= some - front
+        lists += [[0, 0, some, some], [0, begin, m, 0], [0, front, 0, 0], [0, behind, m, 0]]
+        begin += front
+    lists.append([0, 0, m, m])
+    found = torch.tensor(lists, dtype=torch.int32).to(device, non_blocking=True)
+    return Shards(m, num_ranks, zigzag, found[-1], found[:-1].view(num_ranks, 4, 4))
 
 
 def shards_of(
