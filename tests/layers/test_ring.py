@@ -44,7 +44,7 @@ def check(got, whole, place, what):
 
 def as_one_process(
     ranks, num_ranks, m, heads, starts, causal, zigzag, dtype=torch.float32, seed=0,
-    local="template",
+    local="template", **options,
 ):  # fmt: skip
     q_heads, kv_heads = heads
     starts_of = [0, m] if starts is None else starts
@@ -72,7 +72,7 @@ def as_one_process(
                 check(one.grad, leaf.grad, place, name)
             return got.detach(), *(one.grad for one in mine)
 
-    return ranks(main, num_ranks, seed=seed)
+    return ranks(main, num_ranks, seed=seed, **options)
 
 
 CASES = [
@@ -108,6 +108,11 @@ def test_by_whom_in_half_precision(ranks, local):
 @pytest.mark.parametrize("zigzag", [False, True])
 def test_half_precision(ranks, zigzag):
     as_one_process(ranks, 3, 50, (4, 2), [0, 20, 50], True, zigzag, torch.bfloat16)
+
+
+def test_on_two_nodes(ranks):
+    """Blocks of far ranks are pushed."""
+    as_one_process(ranks, 3, 31, (2, 1), [0, 12, 31], True, True, nodes=(2, 1))
 
 
 @pytest.mark.parametrize("zigzag", [False, True])
