@@ -9,7 +9,7 @@ weights, in fp32; each step merges its keys into it (weft.tiles.attention_blocks
 blocks, and of sums, is fixed by the rank: results are the same bits in every run.
 
 Each hand-over is one all-to-all in which every rank sends to its neighbour alone, on a stream of
-its own, by a few SMs. Not a program of the compiler: docs/decisions/035-ring-attention.md.
+its own, by a few SMs. Not a program of the compiler: docs/decisions/037-ring-attention.md.
 
 Source  Ring attention (Liu et al. 2023, 2310.01889); merged as flash-decode's splits are
 """
@@ -119,7 +119,9 @@ class _Ring:
 
     def hand_on(self, x: Tensor, into: Tensor) -> None:
         with self.stream:
-            config = self.configs.setdefault(x.dtype, self._config(x))
+            if x.dtype not in self.configs:
+                self.configs[x.dtype] = self._config(x)
+            config = self.configs[x.dtype]
             all_to_all(x, world=self.world, splits=self.splits, config=config, out=into)
 
     def end(self) -> None:

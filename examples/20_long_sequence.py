@@ -1,4 +1,4 @@
-"""19. A long sequence, split over the ranks: keys pass round a ring, zigzag shares out the work.
+"""20. A long sequence, split over the ranks: keys pass round a ring, zigzag shares out the work.
 
 Tokens of two sequences, packed one behind the other, are split zigzag: of each sequence every rank
 has a part in front and one behind, so causal attention is the same work on all. A layer's products
@@ -6,8 +6,8 @@ and norms treat tokens one by one; rotary angles go by tokens' places within the
 ring_attention sends keys and values from rank to rank while queries attend to those that have come.
 A rank never holds more than two ranks' keys. Results and gradients are one process's.
 
-    weft emulate examples/19_long_sequence.py --ranks 4
-    torchrun --nproc-per-node 4 examples/19_long_sequence.py
+    weft emulate examples/20_long_sequence.py --ranks 4
+    torchrun --nproc-per-node 4 examples/20_long_sequence.py
 
 `weft.ops.ag_attention(.., zigzag=True)` gathers the keys instead, and takes the same tensors.
 """
