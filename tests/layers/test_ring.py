@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from functools import partial
 from weakref import finalize
 
 import pytest
 import torch
+import torch.distributed as dist
 from parallel import drawn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -13,6 +15,7 @@ from torch.utils._pytree import tree_leaves
 import weft
 from weft.base.dtypes import tolerance
 from weft.layers import ring_attention, zigzag_join, zigzag_split
+from weft.plan.attention_blocks import BlockAttention
 from weft.plan.sequence_shards import shards_of
 
 D = 16
@@ -113,6 +116,33 @@ def test_half_precision(ranks, zigzag):
 def test_on_two_nodes(ranks):
     """Blocks of far ranks are pushed."""
     as_one_process(ranks, 3, 31, (2, 1), [0, 12, 31], True, True, nodes=(2, 1))
+
+
+def test_blocks_are_attended_while_keys_pass(ranks, monkeypatch):
+    """Rank 1 does not begin before rank 0 has attended to its own keys: else they wait for ever."""
+    attend, has_memory = BlockAttention.attend, []
+
+    def and_meet(self, k, v, mean, lse, out, *, is_first, is_last):
+        attend(self, k, v, mean, lse, out, is_first=is_first, is_last=is_last)
+        if is_first and self.rank == 0 and has_memory:
+            assert lse.isfinite().all()
+            dist.barrier()
+
+    monkeypatch.setattr(BlockAttention, "attend", and_meet)
+
+    def main():
+        dist.init_process_group()
+        with weft.init() as world:
+            call = partial(ring_attention, *(drawn(6, n, D) for n in (2, 1, 1)), world=world)
+            call()  # which ranks take memory for together
+            call()
+            dist.barrier()
+            has_memory.append(world.rank)
+            if world.rank == 1:
+                dist.barrier()
+            call()
+
+    ranks(main, 2)
 
 
 @pytest.mark.parametrize("zigzag", [False, True])
