@@ -10,11 +10,37 @@ from weft.base.target import TARGETS
 from weft.language import triton_api
 from weft.plan.attention_blocks import BlockAttention
 from weft.plan.attention_by_library import merge
-from weft.plan.sequence_shards import Shards, shards_of
+from weft.plan.sequence_shards import Shards, shards_in, shards_of
+from weft.tiles.attention_blocks import lay_out
 from weft.tools.binaries import FORMATS, stack_bytes
 from weft.verify import compiled
 
 SLOW = pytest.mark.slow
+
+
+@pytest.mark.parametrize("zigzag", [True, False])
+@pytest.mark.parametrize("num_ranks", [1, 3, 4])
+def test_it_is_laid_out_as_by_torch(num_ranks, zigzag):
+    """Many sequences, of which a program has some at a time; empty ones; ranks without tokens."""
+    many = torch.randint(0, 4, (300,), generator=torch.Generator().manual_seed(1)).cumsum(0)
+    lists = [None, [0, 1], [0, 0], [2, 2, 9, 9, 20], many.tolist()]
+
+    def main():
+        world = weft.init()
+        for starts in lists:
+            lengths = None if starts is None else torch.tensor(starts, dtype=torch.int32)
+            for m in (starts[-1] if starts else 30, 700):
+                wanted = shards_of(m, num_ranks, zigzag, lengths, world.device)
+                with world.record() as recording:
+                    found = shards_in(world, m, zigzag, lengths)
+                recording.replay()
+                world.synchronize()
+                assert torch.equal(found.ends, wanted.ends)
+                assert torch.equal(found.table, wanted.table), (starts, m)
+        world.close()
+
+    with weft.emulated(ranks=num_ranks) as ranks:
+        ranks.run(main)
 
 
 @pytest.mark.parametrize("causal", [True, False])
@@ -79,7 +105,9 @@ def test_compiles_without_spills(target, dtype, d):
             blocks.queries(given, of_q, adds=adds)
             blocks.keys(given, of_k, of_k, adds=adds)
         merge(of_q, lse, q, lse.t())
-    assert len(found) == 3 + 3 + 4 + 1
+        for zigzag in (False, True):
+            lay_out[(2,)](table[0, 0], table[0, 1], table, 1024, 5, 2, zigzag, 128, num_warps=4)
+    assert len(found) == 3 + 3 + 4 + 1 + 2
     code, text = FORMATS[there.backend]
     for one in found:
         binary = triton_api.compile_kernel(one.fn, one.record(), there)

@@ -23,9 +23,12 @@ import torch
 from torch import Tensor
 
 from weft.base.parts import full_part, part_of
+from weft.tiles.attention_blocks import lay_out
 
 # Rows of a rank's table.
 ROW, FRONT, COUNT, BACK = range(4)
+# That a program lays out at once.
+SEQUENCES = 128
 
 
 class Shards(NamedTuple):
@@ -50,11 +53,13 @@ class Shards(NamedTuple):
         """Of a rank's tokens the place among all, and among those of their sequence. int64"""
         own = self.table[rank].long()
         row = torch.arange(self.rows(rank), device=own.device)
-        i = torch.searchsorted(own[ROW], row, right=True) - 1
+        i = (torch.searchsorted(own[ROW], row, right=True) - 1).clamp(min=0)
         # Not own[:, i], whose shape the emulator takes to depend on values: it could not record it.
         before, front, count, back = own.index_select(1, i)
         row = row - before
         place = torch.where(row < count, front + row, back + row - count)
+        # Lengths that are wrong, or not there yet as in a recording, reach nothing outside.
+        place = place.clamp(0, max(0, self.m - 1))
         return place, place - self.ends.index_select(0, i)
 
     def places(self) -> Tensor:
@@ -82,14 +87,20 @@ def rows_of(m: int, rank: int, num_ranks: int, zigzag: bool) -> int:
 
 
 def shards_in(world: Any, m: int, zigzag: bool, cu_seqlens: Tensor | None) -> Shards:
-    """How m tokens lie over a world's ranks."""
+    """How m tokens lie over a world's ranks: as `shards_of` says, by one launch."""
     if cu_seqlens is None and not world.is_recording():
         return one_sequence(m, world.num_ranks, zigzag, world.device)
-    return shards_of(m, world.num_ranks, zigzag, cu_seqlens, world.device)
+    ranks, columns = world.num_ranks, 4 if cu_seqlens is None else len(cu_seqlens) + 2
+    ends, table = (
+        torch.empty(*lead, columns, dtype=torch.int32, device=world.device)
+        for lead in ((), (ranks, 4))
+    )
+    lay_out[(ranks,)](cu_seqlens, ends, table, m, columns, ranks, zigzag, SEQUENCES, num_warps=4)
+    return Shards(m, ranks, zigzag, ends, table)
 
 
 def one_sequence(m: int, num_ranks: int, zigzag: bool, device: torch.device) -> Shards:
-    """One of all tokens: by one copy, which a recording cannot hold, in place of 30 launches."""
+    """One of all tokens: by one copy, which a recording cannot hold."""
     lists, begin, behind = [], 0, m
     for rank in range(num_ranks):
         some = rows_of(m, rank, num_ranks, zigzag)
@@ -105,7 +116,8 @@ def one_sequence(m: int, num_ranks: int, zigzag: bool, device: torch.device) -> 
 def shards_of(
     m: int, num_ranks: int, zigzag: bool, cu_seqlens: Tensor | None, device: torch.device
 ) -> Shards:
-    """cu_seqlens: int32 [sequences + 1]; by default one sequence of all tokens"""
+    """In plain torch, on any device. cu_seqlens: int32 [sequences + 1]; by default one sequence of
+    all tokens"""
     if cu_seqlens is None:
         cu_seqlens = torch.arange(0, 2, device=device) * m
     # Lengths that fall, or lie beyond m, give wrong numbers, but none outside.

@@ -1,5 +1,6 @@
 """Attention to one block of keys after another: between blocks the state lies in memory.
 
+    lay_out         which tokens of packed sequences each rank has, as a table
     list_visible    of a rank's queries, which keys of some rank's each sees
     attend_block    the state with those keys:  mean, lse  =  merge(mean, lse; of the block)
     merge_block     the same, of a block that a library's kernel has attended
@@ -17,6 +18,64 @@ import triton
 import triton.language as tl
 
 from weft.tiles import attention, softmax
+
+
+@triton.jit
+def lay_out(cu_seqlens, ends, table, m, columns, num_ranks: tl.constexpr, zigzag: tl.constexpr,
+            block: tl.constexpr):  # fmt: skip
+    """ends and table of weft.plan.sequence_shards.shards_of, which says what they are; a rank to a
+    program. cu_seqlens: None is one sequence of all tokens"""
+    rank, m, columns = tl.program_id(0), tl.cast(m, tl.int32), tl.cast(columns, tl.int32)
+    for first in range(0, columns, block):
+        i = first + tl.arange(0, block)
+        begin = _end_of(cu_seqlens, i, m, columns)
+        behind = _end_of(cu_seqlens, i + 1, m, columns)
+        row = _rows_up_to(begin, rank, m, num_ranks, zigzag)
+        front, back, count = begin, begin, begin * 0
+        if zigzag:
+            for other in range(num_ranks):
+                some = _rows_up_to(behind, other, m, num_ranks, zigzag)
+                some -= _rows_up_to(begin, other, m, num_ranks, zigzag)
+                half = (some + 1) // 2
+                # All first parts, and the second ones of ranks behind, come before the own second.
+                back += half + tl.where(other > rank, some - half, 0)
+                front += tl.where(other < rank, half, 0)
+                count = tl.where(other == rank, half, count)
+        else:
+            front = tl.maximum(begin, tl.minimum(rank * tl.cdiv(m, num_ranks), m))
+            count = _rows_up_to(behind, rank, m, num_ranks, zigzag) - row
+            back = front
+        own, there = table + rank * 4 * columns + i, i < columns - 1
+        tl.store(own, row, mask=i < columns)
+        tl.store(own + columns, tl.where(there, front, 0), mask=i < columns)
+        tl.store(own + 2 * columns, tl.where(there, count, 0), mask=i < columns)
+        tl.store(own + 3 * columns, tl.where(there, back, 0), mask=i < columns)
+        if rank == 0:
+            tl.store(ends + i, begin, mask=i < columns)
+
+
+@triton.jit
+def _end_of(cu_seqlens, i, m, columns):
+    """Where what is before sequence i of the table ends: at 0 of the tokens of none in front."""
+    if cu_seqlens is None:
+        end = tl.where(i < 2, 0, m)
+    else:
+        inside = (i > 0) & (i < columns - 1)
+        found = tl.load(cu_seqlens + i - 1, mask=inside, other=0)
+        end = tl.where(i < columns - 1, tl.minimum(tl.maximum(found, 0), m), m)
+    return end
+
+
+@triton.jit
+def _rows_up_to(end, rank, m, num_ranks: tl.constexpr, zigzag: tl.constexpr):
+    """How many of the tokens before `end` a rank has."""
+    if zigzag:
+        rows = (end + num_ranks - 1 - rank) // num_ranks
+    else:
+        each = tl.cdiv(m, num_ranks)
+        first = tl.minimum(rank * each, m)
+        rows = tl.minimum(tl.maximum(end - first, 0), tl.minimum(each, m - first))
+    return rows
 
 
 @triton.jit
