@@ -137,8 +137,9 @@ class _Exchanged(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        x = x.contiguous()
         got = torch.empty_like(x)
-        dist.all_to_all_single(got, x.contiguous())
+        dist.all_to_all_single(got, x)
         return got
 
     @staticmethod
