@@ -42,6 +42,12 @@ _PULLED = (
     Row(8 * MB, "sm_push", 256, 8, 64),
     Row(ANY, "sm_pull", 256, 8, 64),
 )
+# By few programs, since something else runs beside; of an engine's, those of the receiver. Not read
+# on any machine yet: benchmarks/pipeline_p2p.py does.
+_SENT = (
+    Row(8 * MB, "sm_push", 16, 8, 64),
+    Row(ANY, "ce_push", 16, 8, 64),
+)
 # NCCL adds in another order and rounds at every step: it is not taken for sums, though at 128 MB
 # its all-reduce is 6 % faster.
 MEASURED = {
@@ -57,6 +63,8 @@ MEASURED = {
         Row(512 * KB, "ll", 128, 4, 16),
         Row(ANY, "sm_push", 256, 8, 64),
     ),
+    "send": _SENT,
+    "recv": _SENT,
 }
 # Of two ranks, to which a sum in two steps sends as many bytes as one step does: 1, 2, 4 MB in
 # 11.4, 18.5, 26.9 us, in two steps 12.2 (packets), 24.1, 30.6. Behind a product, as in gemm_ar, one
