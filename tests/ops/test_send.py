@@ -163,6 +163,32 @@ def test_small_and_large_messages_by_turns_on_two_streams(ranks, config):
     ranks(main, 2)
 
 
+@WAYS
+def test_messages_of_one_rank_on_two_streams_come_in_order(ranks, config):
+    """As their calls were made, whichever streams they were made on."""
+
+    def main():
+        world = opened()
+        streams = [world.stream(name) for name in ("one", "other")]
+        if world.rank == 0:
+            kept = [rows(i) for i in range(6)]
+            for i, x in enumerate(kept):
+                with streams[i % 2]:
+                    send(x, 1, world=world, config=config)
+        else:
+            got = []
+            for i in range(6):
+                with streams[i % 2]:
+                    got.append(recv(rows(0), 0, world=world))
+            for one in streams:
+                world.current_stream().wait(one)
+            for i, x in enumerate(got):
+                assert torch.equal(x, rows(i))
+        world.synchronize()
+
+    ranks(main, 2)
+
+
 def test_all_to_one_and_one_to_all(ranks):
     def main():
         world = opened(nbytes=80)
