@@ -283,6 +283,39 @@ def test_mistakes(ranks, call, error, words):
         ranks(main, 3)
 
 
+@pytest.mark.parametrize(
+    ("wrong", "error", "words"),
+    [
+        (torch.empty(20), ShapeError, r"out has shape \(20,\); the result is \(5, 4\)"),
+        (rows(0).to(torch.int16), DtypeError, "recv: out is torch.int16, the result torch.float32"),
+        (rows(0).to("meta"), ShapeError, "recv: out is on meta"),
+        (torch.empty(5, 4, 2)[..., 0], ShapeError, r"recv: out .* has strides \(8, 2\)"),
+    ],
+)
+def test_a_wrong_out(ranks, wrong, error, words):
+    def main():
+        world = opened()
+        with pytest.raises(error, match=words):
+            recv(rows(0), 1 - world.rank, world=world, out=wrong)
+
+    ranks(main, 2)
+
+
+@pytest.mark.parametrize(("nodes", "kernels"), [((2,), "begin push take"), ((1, 1), "push take")])
+def test_a_mailbox_loads_what_messages_launch(ranks, monkeypatch, nodes, kernels):
+    """All transports' kernels, for whole vectors: two words of 8 bytes."""
+    loaded = []
+
+    def note(world, kernel, *arguments, **options):
+        given = dict(zip(kernel.arg_names, arguments, strict=True))
+        assert given.get("vec", 2) == 2 and given.get("block", 1024) == 1024
+        loaded.append(kernel.fn.__name__)
+
+    monkeypatch.setattr(weft.runtime.World, "load", note)
+    ranks(opened, 2, nodes=nodes)
+    assert sorted(set(loaded)) == kernels.split()
+
+
 def test_far_ranks_by_an_engine(ranks):
     def main():
         world = opened()

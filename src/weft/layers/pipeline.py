@@ -7,7 +7,9 @@ to the one before. So these are two orders that do not hold each other up.
 
 Messages travel beside the passes, on two streams more: what the next pass begins with is received
 while this one runs, and what this one has made is sent while the next one runs. A tensor that is
-sent is kept until it is away. All is stream-ordered; the host waits for nothing.
+sent is kept until it is away. All is stream-ordered; the host waits for nothing. It queues a
+receive behind the pass and the send that run meanwhile: a kernel that is loaded while another waits
+for a message may have to wait for it too.
 
 Limits  sends and receives take some programs of SMs, at most 16 each, while they wait too: where a
         stage's kernels need all SMs at once, beside no other, there must be room for these
@@ -47,18 +49,25 @@ class _HandOvers:
             for what, hop in ((FORWARD, 1), (BACKWARD, -1)):
                 mailbox(nbytes, world=world, name=self._mailboxes[what], hops=(hop,))
         self._sends, self._receives = (world.stream(one) for one in (SENDS, RECEIVES))
-        # On their way to this rank, and to others.
+        # What comes to this rank next, and has come; what is on its way to others.
+        self._room: Tensor | None = None
         self._coming: Tensor | None = None
         self._going: Tensor | None = None
+
+    def make_room(self) -> None:
+        """What is received next may be written from here on, in stream order."""
+        if self.world.num_ranks > 1:
+            # Of the stream that will free it.
+            self._room = torch.empty(self.shape, dtype=self.dtype, device=self.world.device)
+            self._receives.wait(self.world.current_stream())
 
     def expect(self, turn: Turn | None) -> None:
         """What this turn begins with is received as soon as it comes."""
         src = None if turn is None else self.stages.source(self.world.rank, turn)
         if turn is None or src is None or src == self.world.rank:
             return
-        # Made here, on the stream that will free it.
-        out = torch.empty(self.shape, dtype=self.dtype, device=self.world.device)
-        self._receives.wait(self.world.current_stream())
+        out, self._room = self._room, None
+        assert out is not None, "make_room comes before"
         with self._receives:
             mailbox = self._mailboxes[turn.what]
             self._coming = recv(out, src, world=self.world, mailbox=mailbox, out=out)
@@ -145,10 +154,11 @@ class Pipeline:
         kept: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
         total = torch.zeros((), device=self._hand_overs.world.device)
         order, hand_overs = self.turns, self._hand_overs
+        hand_overs.make_room()
         hand_overs.expect(order[0])
         for turn, following in zip_longest(order, order[1:]):
             given = hand_overs.take(turn)
-            hand_overs.expect(following)
+            hand_overs.make_room()
             _, i, chunk = turn
             if turn.what == FORWARD:
                 x = inputs[i] if given is None else given.requires_grad_()
@@ -163,6 +173,7 @@ class Pipeline:
                 torch.autograd.backward(y, given)
                 if self.stages.target(self.rank, turn) is not None:
                     hand_overs.give(turn, self._gradient(x, turn))
+            hand_overs.expect(following)
         hand_overs.end()
         return total
 

@@ -57,7 +57,9 @@ def recv(
             same, contiguous
     Dtypes  any; moved bit by bit
     Sync    stream-ordered on the current stream, which waits until the message has come. Can be
-            recorded. Receives from one rank follow each other; those from others do not wait
+            recorded. Receives from one rank follow each other; those from others do not wait.
+            On GPUs what a message waits for must have been launched, by the hosts of all ranks,
+            without a kernel that is loaded behind this call: see docs/ops/recv.md
     Raises  PeerError: no such rank, this rank itself; UsageError: no such mailbox; ShapeError,
             DtypeError, ConfigError: with the values
             by a later call, world.check() or world.close(): ShapeError: another number of bytes
@@ -69,7 +71,7 @@ def recv(
 def run(
     world: World, problem: Problem, inputs: Mapping[str, Any], config: Config | None = None
 ) -> torch.Tensor:
-    """Receive on a stream of its own, and send meanwhile."""
+    """Send, and receive meanwhile on another stream."""
     x = inputs["x"]
     if world.num_ranks == 1:
         return x.clone()
@@ -79,9 +81,9 @@ def run(
     # weft: equivalent-mutant drop of wait: what main still reads may be given as `out` again, which
     # the emulator never does; and what is recorded begins on main
     side.wait(main)
+    send(x, dst, **options)
     with side:
         out = recv(wanted, src, **options)
-    send(x, dst, **options)
     main.wait(side)
     return out
 

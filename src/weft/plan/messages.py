@@ -25,6 +25,7 @@ from torch.autograd.graph import increment_version
 from weft.base.card import Op
 from weft.base.dtypes import DTYPES
 from weft.base.errors import ConfigError, PeerError, ShapeError, UsageError
+from weft.base.providers import provider
 from weft.base.target import Target
 from weft.base.whole_numbers import whole_number
 from weft.compiler import layouts
@@ -34,7 +35,8 @@ from weft.plan.choices import config_of
 from weft.plan.exchanges import Config, Launches, Transport
 from weft.plan.memory import like
 from weft.plan.problems import nodes_of
-from weft.plan.vectors import as_words, power_of_two, width_of, words_in_vector
+from weft.plan.vectors import VECTOR_BYTES, as_words, power_of_two, width_of, words_in_vector
+from weft.runtime import compilations
 from weft.tiles import messages, move
 
 MOST_PIECES = messages.MOST_PIECES.value
@@ -86,7 +88,6 @@ class Mailbox:
         axes["arrived"] = (("line", lines), ("box", boxes), ("piece", MOST_PIECES))
         self.slot = world.workspace(f"mailbox {name}".rstrip(), buffers, words, num_slots=1,
                                     axes=axes)  # fmt: skip
-        self.number = self.slot.number
         self._turns = [0] * lines
         self._orders: dict[tuple[str, int], Any] = {}
         self._errors: dict[int, torch.Tensor] = {}
@@ -140,9 +141,10 @@ def mailbox(
         weft.mailbox(x.nbytes, world=world)                    any rank to any other
         weft.mailbox(x.nbytes, world=world, hops=(1, -1))      rank r to r + 1 and r - 1, around
 
-    It is for all messages between these ranks that name it, whatever they are, up to its size.
-    Again it does nothing; it never grows, for a message may be on its way: larger messages take a
-    mailbox of another name. Messages of several mailboxes do not wait for each other.
+    It is for all messages between these ranks that name it, whatever they are, up to its size, and
+    loads their kernels. Again it does nothing; it never grows, for a message may be on its way:
+    larger messages take a mailbox of another name. Messages of several mailboxes do not wait for
+    each other.
 
     Units   max_bytes: of one message. A rank's memory: len(hops) * WEFT_SLOTS (2) * max_bytes
     Raises  UsageError: there is a smaller one of this name, or one over other hops;
@@ -163,13 +165,30 @@ def mailbox(
     wanted = tuple(hop for hop in wanted if hop)
     found = world.mailboxes.get(name)
     if found is None:
-        world.mailboxes[name] = Mailbox(world, name, number, wanted)
+        world.mailboxes[name] = made = Mailbox(world, name, number, wanted)
+        with compilations.preparing():
+            _load_kernels(world, made)
     elif found.max_bytes < number or not {*wanted} <= {*found.hops}:
         raise UsageError(
             f"mailbox: there is one called {name!r} for messages of up to {found.max_bytes} bytes "
             f"over hops {found.hops}; {number} bytes over {wanted} need one of another name, or "
             "ask for the most at first"
         )
+
+
+def _load_kernels(world: Any, made: Mailbox) -> None:
+    """Those for messages of whole vectors, while nothing waits: the first launch of a kernel may
+    have to wait until no other runs, and then for a message that is sent behind it."""
+    rows = made.max_bytes // VECTOR_BYTES
+    if not (rows and made.hops):
+        return
+    hop, n = made.hops[0], world.num_ranks
+    x = made.box(0, 0)[: rows * VECTOR_BYTES].view(rows, VECTOR_BYTES)
+    kinds = [provider("collectives").card(op).problem for op in ("send", "recv")]
+    there = [(world.rank + way * hop) % n for way in (1, -1)]
+    for config in candidates(_problem_of(kinds[0], world, x, there[0]), world.target):
+        Send(kinds[0], world, x, there[0], made.name, config).load(x)
+        Receive(kinds[1], world, x, None, there[1], made.name, config).load(x)
 
 
 # ---------------------------------------------------------------------------------------------
@@ -320,6 +339,10 @@ class _Call:
         slot = self.way.mailbox.slot
         return Launches(program, channels, options, lambda: slot, bound, world.calls)
 
+    def _load(self, launches: Launches, x: torch.Tensor, boxes: torch.Tensor) -> None:
+        """Compile a kernel and load it; launch nothing."""
+        self.world.load(launches.fn, *launches.arguments(None, x, boxes), **launches.options)
+
 
 class Send(_Call):
     """Calls that send tensors like x."""
@@ -336,17 +359,26 @@ class Send(_Call):
         self.pieces = math.ceil(self.num_bytes / self.piece_bytes)
         boxes = range(way.mailbox.boxes)
         self._boxes = [way.mailbox.box(way.at, index) for index in boxes]
-        if self.config.transport == "ce_push":
-            self._replays = world.replays()
-            self._start = self._by_engine
+        self._is_by_engine = self.config.transport == "ce_push"
+        if self._is_by_engine:
+            self._options = replace(self.config, channels=1, num_warps=1).options(world.target)
         else:
             self._pushes = [self._push_to(index) for index in boxes]
-            self._start = self._by_stores
 
     def __call__(self, x: torch.Tensor) -> None:
         """Queue the call."""
         self.begin()
-        self._start(self.way.mailbox.next_box(self.way.at), x)
+        index = self.way.mailbox.next_box(self.way.at)
+        if self._is_by_engine:
+            self._queue(index, x)
+        else:
+            self._pushes[index](x, self._boxes[index])
+
+    def load(self, x: torch.Tensor) -> None:
+        if self._is_by_engine:
+            self.world.load(messages.begin, *self._begin_arguments(0), **self._options)
+        else:
+            self._load(self._pushes[0], x, self._boxes[0])
 
     def _header(self, index: int) -> dict[str, int]:
         return {"box_index": index, "num_bytes": self.num_bytes, "piece_bytes": self.piece_bytes}
@@ -357,24 +389,22 @@ class Send(_Call):
 
         return self.launches(messages.push, self.pieces, arguments)
 
-    def _by_stores(self, index: int, x: torch.Tensor) -> None:
-        self._pushes[index](x, self._boxes[index])
-
-    def _by_engine(self, index: int, x: torch.Tensor) -> None:
-        key = (self.way.mailbox.number, index, x.data_ptr())
-        self._replays.run(key, lambda: self._queue(index, x))
+    def _begin_arguments(self, index: int) -> list[Any]:
+        given = {
+            **self._header(index), "line": self.line, "peer": self.way.peer,
+            "boxes": self.way.mailbox.boxes, "world": self.world.arg,
+        }  # fmt: skip
+        return [given[name] for name in messages.begin.arg_names]
 
     def _queue(self, index: int, x: torch.Tensor) -> None:
         """The box is free and the header there; then each piece, and behind it the word that says
-        so, which is the number that `begin` has left in `sent`."""
-        world, box, line, peer = self.world, self.way.mailbox, self.line, self.way.peer
-        given = {
-            **self._header(index), "line": line, "peer": peer, "boxes": box.boxes,
-            "world": world.arg,
-        }  # fmt: skip
-        one = replace(self.config, channels=1, num_warps=1)
-        arguments = (given[name] for name in messages.begin.arg_names)
-        messages.begin[(1,)](*arguments, **one.options(world.target))
+        so, which is the number that `begin` has left in `sent`.
+
+        It is not recorded by itself, as other calls of copy engines are: to make a recording the
+        device may have to come to rest, and what runs may wait for a message to come.
+        """
+        world, line, peer = self.world, self.line, self.way.peer
+        messages.begin[(1,)](*self._begin_arguments(index), **self._options)
         rows = x.reshape(-1).view(torch.uint8)
         there, arrived = world.peer(self._boxes[index], peer), world.peer(line.arrived, peer)
         for piece in range(self.pieces):
@@ -398,7 +428,8 @@ class Receive(_Call):
         if out is not None:
             check_out(op, out, wanted.shape, wanted.dtype, world)
         way = _way(op, world, src, name, is_to=False)
-        problem = _problem_of(kind, world, wanted, src)
+        # However it comes: nothing is read from elsewhere.
+        problem = _problem_of(kind, world, wanted, world.rank)
         super().__init__(op, world, problem, _config_of(op, world, problem, config), way)
         self._like = like(tuple(wanted.shape), wanted.dtype, world.device)
         errors = way.mailbox.errors(world, way.at, src)
@@ -413,6 +444,9 @@ class Receive(_Call):
         # One for each block: how a message is cut is not known here.
         blocks = math.ceil(self.num_bytes / (self.config.block * problem.word_bytes))
         self._take = self.launches(messages.take, blocks, arguments)
+
+    def load(self, x: torch.Tensor) -> None:
+        self._load(self._take, x, self._boxes)
 
     def __call__(self, out: torch.Tensor | None) -> torch.Tensor:
         """Queue the call; its result."""
