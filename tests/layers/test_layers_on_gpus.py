@@ -11,7 +11,9 @@ from torchrun import on_two_and_four_gpus, once, torchrun
 from weft.emulator.script import run_script
 
 SCRIPTS = Path(__file__).parent / "scripts"
-each_script = pytest.mark.parametrize("script", ["whole_model.py", "unchanged_model.py"])
+each_script = pytest.mark.parametrize(
+    "script", ["whole_model.py", "unchanged_model.py", "stages.py"]
+)
 
 
 @on_two_and_four_gpus

@@ -54,22 +54,25 @@ class _HandOvers:
         self._coming: Tensor | None = None
         self._going: Tensor | None = None
 
-    def make_room(self) -> None:
-        """What is received next may be written from here on, in stream order."""
-        if self.world.num_ranks > 1:
+    def make_room(self, turn: Turn | None) -> None:
+        """What this turn begins with may be written from here on, in stream order."""
+        src = None if turn is None else self.stages.source(self.world.rank, turn)
+        if src is not None and src != self.world.rank:
             # Of the stream that will free it.
             self._room = torch.empty(self.shape, dtype=self.dtype, device=self.world.device)
             self._receives.wait(self.world.current_stream())
 
     def expect(self, turn: Turn | None) -> None:
-        """What this turn begins with is received as soon as it comes."""
-        src = None if turn is None else self.stages.source(self.world.rank, turn)
-        if turn is None or src is None or src == self.world.rank:
-            return
+        """What this turn begins with is received as soon as it comes, where there is room for it.
+
+        So all that streams are given in a step they give back: a recording may hold it.
+        """
         out, self._room = self._room, None
-        assert out is not None, "make_room comes before"
+        if turn is None or out is None:
+            return
+        src, mailbox = self.stages.source(self.world.rank, turn), self._mailboxes[turn.what]
+        assert src is not None, f"{turn} begins with a message"
         with self._receives:
-            mailbox = self._mailboxes[turn.what]
             self._coming = recv(out, src, world=self.world, mailbox=mailbox, out=out)
 
     def take(self, turn: Turn) -> Tensor | None:
@@ -154,11 +157,11 @@ class Pipeline:
         kept: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
         total = torch.zeros((), device=self._hand_overs.world.device)
         order, hand_overs = self.turns, self._hand_overs
-        hand_overs.make_room()
+        hand_overs.make_room(order[0])
         hand_overs.expect(order[0])
         for turn, following in zip_longest(order, order[1:]):
             given = hand_overs.take(turn)
-            hand_overs.make_room()
+            hand_overs.make_room(following)
             _, i, chunk = turn
             if turn.what == FORWARD:
                 x = inputs[i] if given is None else given.requires_grad_()
