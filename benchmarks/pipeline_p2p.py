@@ -1,14 +1,14 @@
 """Messages between two ranks, weft's in variants beside NCCL's: what stages of a pipeline pass on.
 
-    PYTHONPATH=src python benchmarks/pipeline_p2p.py [--mb 1,16,256] [--channels 4,8,16,32]
+    PYTHONPATH=src python benchmarks/pipeline_p2p.py [--mb 1,16,256] [--cuts 4/16,16/8]
 
 Ranks 0 and 1 of two GPUs. `one way`: 0 sends and 1 receives; `both ways`: each does both at once.
-NCCL is torch.distributed's batch_isend_irecv. Answers are checked before and behind, bit by bit.
-Some messages one behind the other, queued before the device begins; variants in turns; the slower
-rank's median over rounds. GB/s are one way's bytes. `programs` are those of the largest kernel that
-each of the two ranks launches (a program has an SM, while it runs), seen by torch's profiler.
-`beside` is how much longer a product takes while messages of this variant come and go. Writes
-results/send_recv_<gpus>.json.
+NCCL is torch.distributed's batch_isend_irecv; cuts are programs and their warps. Answers are
+checked before and behind, bit by bit. Some messages one behind the other, queued before the device
+begins; variants in turns; the slower rank's median over rounds. GB/s are one way's bytes.
+`programs` are those of the largest kernel that each of the two ranks launches (a program has an SM,
+while it runs), seen by torch's profiler. `beside` is how much longer products take while messages
+of this variant come and go. Writes results/send_recv_<gpus>.json.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -27,7 +28,7 @@ import torch.distributed as dist
 from collectives import timed
 
 import weft
-from weft.ops.send import Config, Problem, candidates
+from weft.ops.send import Problem, candidates
 from weft.tune import processes
 from weft.tune.compiling import compile_together
 from weft.tune.provenance import provenance, save
@@ -92,15 +93,15 @@ class Subject:
 
         return Variant("nccl", call)
 
-    def variants(self, channels: list[int]) -> Iterator[Variant]:
+    def variants(self, cuts: list[list[int]]) -> Iterator[Variant]:
         yield self.nccl()
         yield self.weft(CHOSEN, None)
         problem = Problem(2 * self.x[0].shape[0], ROW, 2, "bfloat16")
-        first = {one.transport: one for one in candidates(problem, self.world.target)}
-        for transport, one in first.items():
-            for count in channels:
-                config = Config(transport, count, one.block, one.num_warps)
-                yield self.weft(f"{transport} {count}", config)
+        for one in candidates(problem, self.world.target):
+            for channels, warps in cuts:
+                block = one.block * warps // one.num_warps
+                config = replace(one, channels=channels, num_warps=warps, block=block)
+                yield self.weft(f"{one.transport} {channels}/{warps}", config)
 
     def check(self, variant: Variant) -> None:
         """Raises  AssertionError: a wrong answer of any rank"""
@@ -217,14 +218,14 @@ def main(rank: int, options: argparse.Namespace) -> None:
     world = weft.init(heap_bytes=4 * max(sizes) + (64 << 20))
     assert world.num_ranks == 2, "messages are between two ranks"
     weft.mailbox(max(sizes), world=world)
-    channels = [int(count) for count in options.channels.split(",")]
+    cuts = [list(map(int, cut.split("/"))) for cut in options.cuts.split(",")]
     results: dict[str, Any] = provenance() if rank == 0 else {}
     results |= {"what": __doc__.splitlines()[0], "num_ranks": 2, "rows": []}
     for nbytes in sizes:
         for both in (True, False):
             begin = time.perf_counter()
             subject = Subject(world, nbytes, both)
-            variants = list(subject.variants(channels))
+            variants = list(subject.variants(cuts))
             found = measure(subject, variants, options.rounds)
             programs = {one.name: programs_of(subject, one) for one in variants}
             slower = {}
@@ -257,7 +258,7 @@ def main(rank: int, options: argparse.Namespace) -> None:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--mb", default="1,16,256")
-    parser.add_argument("--channels", default="4,8,16,32")
+    parser.add_argument("--cuts", default="4/16,8/16,16/16,32/16,16/8,32/8")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--timeout", type=float, default=420.0)
     options = parser.parse_args()

@@ -9,7 +9,14 @@ import torch
 from calling import COMPILED, Caller, cases, check_kernels, one_slot_for_all, transports
 
 import weft
-from weft.base.errors import ConfigError, DtypeError, PeerError, ShapeError, UsageError
+from weft.base.errors import (
+    AllocationOrderError,
+    ConfigError,
+    DtypeError,
+    PeerError,
+    ShapeError,
+    UsageError,
+)
 from weft.base.target import TARGETS
 from weft.ops import recv, send
 from weft.ops.recv import op as of_recv
@@ -327,6 +334,15 @@ def test_far_ranks_by_an_engine(ranks):
 
     with pytest.raises(ConfigError, match="'ce_push' reaches into peers' memory"):
         ranks(main, 3, nodes=(2, 1))
+
+
+def test_ranks_that_ask_for_other_mailboxes(ranks):
+    def main():
+        world = weft.init()
+        weft.mailbox(128 << world.rank, world=world)
+
+    with pytest.raises(AllocationOrderError, match="mailbox.0..boxes"):
+        ranks(main, 2)
 
 
 def test_a_closed_world_says_so(ranks):

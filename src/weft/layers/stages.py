@@ -14,10 +14,10 @@ chunk first, so each stage's gradients are added in the order of microbatches.
 No rank waits for one that waits for it. All ranks go through stages in one order, so what a rank
 sends to another, forwards and backwards apart, comes in the order in which that one needs it. And
 there is a clock for all: let each pass take one tick, and begin when what it needs has been made
-and the rank's pass before is over. On this clock each receive is behind its send, and each send, be
-there but one box between two ranks, behind the receive of the message that lay there last. So in
-the order of ticks all can be done one by one, and waits make no circle. That the clock never stops
-is what `Stages.played` finds out; a test asks it for all small numbers of ranks, chunks and
+and the rank's pass before is over. On this clock each receive is behind its send. Each send is
+behind the receive of the message that lay in its box last, even with one box between two ranks. So
+in the order of ticks all can be done one by one, and waits make no circle. `Stages.played` finds
+out that the clock never stops; a test asks it for all small numbers of ranks, chunks and
 microbatches. Interleaved, it stops for some numbers of microbatches that num_ranks does not divide:
 these are refused.
 

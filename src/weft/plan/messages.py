@@ -362,6 +362,8 @@ class Send(_Call):
         self._is_by_engine = self.config.transport == "ce_push"
         if self._is_by_engine:
             self._options = replace(self.config, channels=1, num_warps=1).options(world.target)
+            self._there = [world.peer(box, dst) for box in self._boxes]
+            self._arrived = world.peer(self.line.arrived, dst)
         else:
             self._pushes = [self._push_to(index) for index in boxes]
 
@@ -403,16 +405,15 @@ class Send(_Call):
         It is not recorded by itself, as other calls of copy engines are: to make a recording the
         device may have to come to rest, and what runs may wait for a message to come.
         """
-        world, line, peer = self.world, self.line, self.way.peer
+        world, there, number = self.world, self._there[index], self.line.sent[:1]
         messages.begin[(1,)](*self._begin_arguments(index), **self._options)
         rows = x.reshape(-1).view(torch.uint8)
-        there, arrived = world.peer(self._boxes[index], peer), world.peer(line.arrived, peer)
         for piece in range(self.pieces):
             first = piece * self.piece_bytes
             last = min(first + self.piece_bytes, self.num_bytes)
             word = index * MOST_PIECES + piece
             world.copy(there[first:last], rows[first:last])
-            world.copy_word(arrived[word : word + 1], line.sent[:1])
+            world.copy_word(self._arrived[word : word + 1], number)
 
 
 class Receive(_Call):
@@ -428,7 +429,7 @@ class Receive(_Call):
         if out is not None:
             check_out(op, out, wanted.shape, wanted.dtype, world)
         way = _way(op, world, src, name, is_to=False)
-        # However it comes: nothing is read from elsewhere.
+        # Nothing is read from another rank, however the message comes.
         problem = _problem_of(kind, world, wanted, world.rank)
         super().__init__(op, world, problem, _config_of(op, world, problem, config), way)
         self._like = like(tuple(wanted.shape), wanted.dtype, world.device)
@@ -502,7 +503,7 @@ def around(problem: Any, inputs: Sequence[Mapping[str, Any]]) -> list[torch.Tens
 
 
 class Neighbours(NamedTuple):
-    """Whom a rank sends to and receives from, by which mailbox, and something like what it gets."""
+    """The ranks that a rank sends to and receives from, the mailbox, and one like the result."""
 
     dst: int
     src: int

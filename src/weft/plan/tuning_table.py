@@ -58,11 +58,12 @@ MEASURED = {
         Row(ANY, "sm_push", 256, 8, 64),
     ),
 }
-# What no machine has read yet. Messages, by few programs, since something else runs beside; of an
-# engine's, those of the receiver: benchmarks/pipeline_p2p.py reads them.
+# What no machine has read yet. Messages, by few programs, since something else runs beside, of many
+# warps each, for as many loads on their way; of an engine's, those of the receiver.
+# benchmarks/pipeline_p2p.py reads them.
 _MESSAGES = (
-    Row(8 * MB, "sm_push", 16, 8, 64),
-    Row(ANY, "ce_push", 16, 8, 64),
+    Row(8 * MB, "sm_push", 16, 16, 64),
+    Row(ANY, "ce_push", 16, 16, 64),
 )
 EXPECTED = {"send": _MESSAGES, "recv": _MESSAGES}
 # Of two ranks, to which a sum in two steps sends as many bytes as one step does: 1, 2, 4 MB in

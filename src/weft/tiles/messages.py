@@ -1,7 +1,7 @@
 """Messages from one rank to another: kernels of the two that take part, and of nobody else.
 
-The receiver has some boxes for each rank that may send to it. A message is bytes, cut into pieces;
-its header says how long it is, how it is cut, and in which box it lies. So the receiver need not
+The receiver has some boxes for each rank that may send to it. A message is bytes, cut into pieces.
+Its header says how long it is, how it is cut, and in which box it lies. So the receiver need not
 know how it was sent, nor the sender how it is taken.
 
     sender    until the box is free:  header -> receiver;  piece by piece -> its box there
@@ -81,8 +81,7 @@ def _announce(world, line, e, box_index, num_bytes, piece_bytes, peer, boxes):
 @triton.jit(do_not_specialize=["box_index", "peer", "num_bytes", "piece_bytes", "boxes"])
 def push(x, box, line, box_index, peer, num_bytes, piece_bytes, boxes, world,
          block: tl.constexpr, vec: tl.constexpr):  # fmt: skip
-    """All of a message by stores: x -> `box` of rank `peer`. Pieces are dealt to programs in
-    turn."""
+    """All of a message by stores: x -> `box` of rank `peer`. Programs take pieces in turn."""
     item: tl.constexpr = x.dtype.element_ty.primitive_bitwidth // 8
     slot = SlotArg(line.sent, line.tickets, line.taken)
     e = slots.slot_epoch(slot)
