@@ -367,10 +367,13 @@ def test_a_message_that_nobody_sends_is_a_wait_for_a_signal_by_name(ranks):
 
 
 @pytest.mark.parametrize("target", TARGETS.values(), ids=str)
-@pytest.mark.parametrize("m", [1, 4096, 160_000])
-def test_choices_are_checked(target, m):
+@pytest.mark.parametrize(
+    ("m", "first"), [(1, "sm_push"), (4096, "sm_push"), (4100, "ce_push"), (160_000, "ce_push")]
+)
+def test_choices_are_checked_and_large_messages_go_by_engines(target, m, first):
     problem = Problem(m, 4096, 4)
     found = list(candidates(problem, target))
+    assert found[0].transport == first
     assert {one.transport for one in found} == {"sm_push", "ce_push"}
     assert {one.transport for one in candidates(replace(problem, nodes=(2, 2)), target)} == {
         "sm_push"
