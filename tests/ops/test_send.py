@@ -323,6 +323,46 @@ def test_a_mailbox_loads_what_messages_launch(ranks, monkeypatch, nodes, kernels
     assert sorted(set(loaded)) == kernels.split()
 
 
+def test_what_is_compiled_runs_messages_between_its_graphs(ranks):
+    def main():
+        world = opened()
+        other = 1 - world.rank
+
+        def passed_on(x):
+            y = x * 2
+            send(y, other, world=world)
+            return recv(y, other, world=world) + 1
+
+        compiled = torch.compile(passed_on, backend="aot_eager")
+        for i in range(3):
+            got = compiled(rows(i + 10 * world.rank))
+            assert torch.equal(got, 2 * rows(i + 10 * other) + 1)
+
+    ranks(main, 2)
+    torch._dynamo.reset()
+
+
+@pytest.mark.parametrize("how", ["autocast", "subclass", "like that requires a gradient"])
+def test_what_torch_would_look_at(ranks, how):
+    """Nothing is cast, and a class of a user's own is a tensor."""
+
+    class Named(torch.Tensor):
+        pass
+
+    def main():
+        world = opened()
+        x, other = rows(world.rank), 1 - world.rank
+        if how == "subclass":
+            x = x.as_subclass(Named)
+        with torch.autocast("cpu", torch.bfloat16, enabled=how == "autocast"):
+            send(x, other, world=world)
+            wanted = x.clone().requires_grad_() if how.startswith("like") else x
+            got = recv(wanted, other, world=world)
+        assert torch.equal(got, rows(other)) and not got.requires_grad
+
+    ranks(main, 2)
+
+
 def test_far_ranks_by_an_engine(ranks):
     def main():
         world = opened()

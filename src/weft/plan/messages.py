@@ -28,7 +28,7 @@ from weft.base.errors import ConfigError, PeerError, ShapeError, UsageError
 from weft.base.providers import provider
 from weft.base.target import Target
 from weft.base.whole_numbers import whole_number
-from weft.compiler import layouts
+from weft.compiler import dtensors, layouts
 from weft.plan import described, exchanges, operations
 from weft.plan.call_cache import by_layout, check_out, find_call
 from weft.plan.choices import config_of
@@ -424,6 +424,7 @@ class Receive(_Call):
         config: Config | None,
     ) -> None:  # fmt: skip
         op = kind.op
+        dtensors.refuse(op, "like", wanted)
         if wanted.dim() < 1:
             raise ShapeError(f"{op}: `like` is a scalar; it must have rows: pass like.reshape(1)")
         if out is not None:
@@ -462,14 +463,25 @@ class Receive(_Call):
 
 def send(kind: Any, x: Any, dst: int, world: Any, name: str, config: Config | None) -> None:
     """See weft.ops.send."""
-    if operations.is_asked(x) and operations.is_differentiated(x):
+    queue = _send_between_graphs if operations.is_asked(x) else _send
+    queue(kind, x, dst, world, name, config)
+
+
+def _send(kind: Any, x: Any, dst: int, world: Any, name: str, config: Config | None) -> None:
+    make = partial(_make_send, kind)
+    find_call(world, kind.op, (x,), (dst, name, config), make, by_layout)(x)
+
+
+@torch.compiler.disable
+def _send_between_graphs(kind: Any, x: Any, *rest: Any) -> None:
+    """What torch.compile meets runs between its graphs: another rank waits for it, which no graph
+    shows. Raises  UsageError: a gradient"""
+    if operations.is_differentiated(x):
         raise UsageError(
             f"{kind.op}: x requires a gradient, and none comes back by itself; pass x.detach(), "
             "and let the receiver send the gradient the other way"
         )
-    x = operations.without_class(x)
-    make = partial(_make_send, kind)
-    find_call(world, kind.op, (x,), (dst, name, config), make, by_layout)(x)
+    _send(kind, operations.without_class(x), *rest)
 
 
 def _make_send(kind: Any, world: Any, x: Any, dst: int, name: str, config: Any) -> Send:
@@ -480,10 +492,19 @@ def receive(
     kind: Any, wanted: Any, src: int, world: Any, name: str, config: Config | None, out: Any
 ) -> torch.Tensor:
     """See weft.ops.recv."""
-    operations.is_asked(wanted)
+    queue = _receive_between_graphs if operations.is_asked(wanted) else _receive
+    return queue(kind, wanted, src, world, name, config, out)
+
+
+def _receive(
+    kind: Any, wanted: Any, src: int, world: Any, name: str, config: Config | None, out: Any
+) -> torch.Tensor:
     make = partial(_make_receive, kind)
     call = find_call(world, kind.op, (wanted, out), (src, name, config), make, by_layout)
     return call(out)
+
+
+_receive_between_graphs = torch.compiler.disable(_receive)
 
 
 def _make_receive(
