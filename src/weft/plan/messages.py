@@ -44,8 +44,8 @@ HEADER_WORDS = messages.HEADER_WORDS.value
 MOST_CAME, MOST_ROOM = messages.MOST_CAME.value, messages.MOST_ROOM.value
 LINE_BYTES = move.LINE_BYTES.value
 # A program's pieces, an engine's pieces: at most so many, of at least so many blocks.
-PIECES, PIECE_BLOCKS = 16, 4
-ENGINE_PIECES, ENGINE_BLOCKS = 16, 256
+PIECES, PIECE_BLOCKS = 16, 2
+ENGINE_PIECES, ENGINE_BLOCKS = 16, 128
 # Of a card's mailboxes.
 LEAST_BYTES = 1 << 12
 

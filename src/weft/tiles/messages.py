@@ -36,7 +36,7 @@ from weft.tiles import move
 MOST_PIECES = tl.constexpr(512)
 HEADER_WORDS = tl.constexpr(4)
 # Pieces of an engine are large: of those with more blocks than this, programs share one.
-UNIT_BLOCKS = tl.constexpr(16)
+UNIT_BLOCKS = tl.constexpr(8)
 # Of what is wrong with a message, in one integer: bytes that came, above bytes that there is
 # room for.
 MOST_CAME, MOST_ROOM = tl.constexpr((1 << 31) - 1), tl.constexpr((1 << 32) - 1)
