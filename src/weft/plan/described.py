@@ -53,7 +53,9 @@ class DescribedWorld:
         version, ranks = map(triton_api.constexpr, (version or language_version(), num_ranks))
         self.arg = WorldArg(_meta(torch.int64), ranks, version)
         seats = [node for node, ranks in enumerate(nodes or (num_ranks,)) for _ in range(ranks)]
-        self.backend = SimpleNamespace(seats=SimpleNamespace(nodes=seats), by_address=None)
+        self.backend = SimpleNamespace(
+            seats=SimpleNamespace(nodes=seats), by_address=None, exchange=self._queue_nothing
+        )
         self.calls = _Calls()
         self.mailboxes: dict[str, Any] = {}
         # What a library multiplies in calls: operands' shapes, strides and dtype.

@@ -46,6 +46,8 @@ LINE_BYTES = move.LINE_BYTES.value
 # A program's pieces, an engine's pieces: at most so many, of at least so many blocks.
 PIECES, PIECE_BLOCKS = 16, 2
 ENGINE_PIECES, ENGINE_BLOCKS = 16, 128
+# A rank may have to compile the kernels of messages.
+LOAD_TIMEOUT_S = 180.0
 # Of a card's mailboxes.
 LEAST_BYTES = 1 << 12
 
@@ -168,6 +170,8 @@ def mailbox(
         world.mailboxes[name] = made = Mailbox(world, name, number, wanted)
         with compilations.preparing():
             _load_kernels(world, made)
+        # A rank that compiles for longer holds up no message that waits by then.
+        world.backend.exchange("mailbox", LOAD_TIMEOUT_S)
     elif found.max_bytes < number or not {*wanted} <= {*found.hops}:
         raise UsageError(
             f"mailbox: there is one called {name!r} for messages of up to {found.max_bytes} bytes "
