@@ -47,7 +47,7 @@ ALL = (WHOLE, LARGE, ODD, ONE)
 PRODUCTS = ("ag_gemm", "gemm_rs", "gemm_ar")
 INNER = 64
 # Moved by channels, and summed: a second world's too.
-MOVED = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
+MOVED = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send", "recv")
 # What takes sets of inputs by turns, and how many.
 TURNED = (
     "ag_moe", "moe_rs", "moe_ar", "moe_route", "ep_dispatch", "ep_combine", "ag_attention",

@@ -659,6 +659,33 @@ FAULTS = [
           "a request to an engine that has ended is never answered",
           "serve/test_serve_engine.py::"
           "test_a_runner_that_raises_ends_all_requests_with_its_error"),
+    # ---- messages between two ranks, and stages that they join
+    Fault("plan/messages.py", "hop = (peer - rank if is_to else rank - peer) % n",
+          "hop = (peer - rank) % n", "a message is looked for in the boxes of another sender",
+          "ops/test_send.py::test_all_to_one_and_one_to_all"),
+    Fault("plan/messages.py", "        self.begin()\n        self._take(", "        self._take(",
+          "messages of one rank on two streams are taken at once",
+          "ops/test_send.py::test_messages_of_one_rank_on_two_streams_come_in_order[sm_push]"),
+    Fault("tiles/messages.py",
+          "tl.where(num_bytes == room_bytes, room_bytes // item // vec * vec, 0)",
+          "room_bytes // item // vec * vec", "a message of another length is written into `out`",
+          "ops/test_send.py::"
+          "test_a_message_of_another_length_is_an_error_of_its_receiver[sm_push]"),
+    Fault("layers/pipeline.py", "        self._sends.wait(self.world.current_stream())\n", "",
+          "a result is sent before it is made",
+          "layers/test_pipeline.py::test_stages_whose_results_kernels_make"),
+    Fault("layers/pipeline.py", "        self.world.current_stream().wait(self._receives)\n", "",
+          "a pass begins before its message has come",
+          "layers/test_pipeline.py::test_losses_and_gradients_of_one_process[2-2-2-2]"),
+    Fault("layers/pipeline.py", "        self._going = x\n", "        self._going = None\n",
+          "what is sent is freed before it is away",
+          "layers/test_pipeline.py::test_what_is_sent_is_kept_until_it_is_away"),
+    Fault("layers/stages.py", "2 * behind + (self.chunks - 1)", "behind + (self.chunks - 1)",
+          "interleaved stages begin with too few passes, and wait longer",
+          "layers/test_pipeline.py::test_no_rank_waits_in_a_circle[4-2-8]"),
+    Fault("layers/stages.py", "i, chunk if what == FORWARD else self.chunks - 1 - chunk)",
+          "i, chunk)", "gradients go through a rank's stages as results do",
+          "layers/test_pipeline.py::test_no_rank_waits_in_a_circle[2-2-2]"),
 ]  # fmt: skip
 
 

@@ -68,6 +68,11 @@ def call_operators(world: weft.World) -> None:
     rows, received = weft.ops.all_to_all(a, world=world, splits=splits)
     assert_type(received, torch.Tensor)
     assert rows.shape[1] == a.shape[1] and int(received.sum()) == 2 * world.num_ranks
+    weft.mailbox(a.nbytes, world=world, hops=(1,))
+    if world.num_ranks > 1:
+        weft.ops.send(a, (world.rank + 1) % world.num_ranks, world=world)
+        before = (world.rank - 1) % world.num_ranks
+        assert_type(weft.ops.recv(a, before, world=world), torch.Tensor)
     assert_type(project, Compiled)
     gain = torch.ones(1, 32, device=world.device).bfloat16()
     project(a, w, gain=gain, world=world)

@@ -8,6 +8,7 @@
     @weft.program(...)               a tensor program with collectives, for the compiler
     weft.parallelize(model, world)   a torch model, its layers spread over the ranks
     weft.prepare(op, sizes, world=world)     compile now what calls of these sizes launch
+    weft.mailbox(nbytes, world=world)        memory for messages between two ranks
     weft.tune(op, sizes, world=world)        measure now how calls of these sizes are best done
     with weft.emulated(ranks=4) as ranks:    ranks without GPUs, inside a test
         ranks.run(main)
@@ -65,6 +66,7 @@ if TYPE_CHECKING:
     from weft.emulator import emulated
     from weft.layers.inductor_pass import inductor_pass
     from weft.layers.parallelize import parallelize
+    from weft.plan.messages import mailbox
     from weft.plan.prepare import prepare
     from weft.runtime import World, init, world
     from weft.tune.choosing import tune
@@ -78,6 +80,7 @@ _NAMES = {
     "World": "weft.runtime:World",
     "emulated": "weft.emulator:emulated",
     "program": "weft.compiler:program",
+    "mailbox": "weft.plan.messages:mailbox",
     "prepare": "weft.plan.prepare:prepare",
     "parallelize": "weft.layers.parallelize:parallelize",
     "tune": "weft.tune",
@@ -149,6 +152,7 @@ __all__ = [
     "init",
     "language",
     "layers",
+    "mailbox",
     "megakernel",
     "models",
     "ops",

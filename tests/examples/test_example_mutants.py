@@ -19,7 +19,7 @@ QUICK = "03_signal.py"
 # So are those of one kernel, and its tables' (tests/megakernel/test_scoreboard_mutants.py).
 COMPILED = ("13_program.py", "16_megakernel.py", "17_experts.py")
 # Call operators alone, whose signals are tried with them.
-CALLS = ("15_training.py", "18_train_model.py", "20_long_sequence.py")
+CALLS = ("15_training.py", "18_train_model.py", "19_pipeline.py", "20_long_sequence.py")
 
 
 def cases():

@@ -12,7 +12,7 @@ from weft.emulator.script import run_script
 
 SCRIPTS = Path(__file__).parent / "scripts"
 each_script = pytest.mark.parametrize(
-    "script", ["whole_model.py", "unchanged_model.py", "long_sequences.py"]
+    "script", ["whole_model.py", "unchanged_model.py", "long_sequences.py", "stages.py"]
 )
 
 

@@ -20,6 +20,8 @@ SHAPES = {
     "reduce_scatter": {"m": 16, "n": 8},
     "all_reduce": {"m": 7, "n": 3},
     "all_to_all": {"m": 16, "n": 8},
+    "send": {"m": 9, "n": 8},
+    "recv": {"m": 9, "n": 8},
     "ag_moe": {"m": 14, "n": 8, "k": 16, "experts": 6, "top_k": 2},
     "moe_rs": {"m": 16, "n": 8, "k": 16, "experts": 6, "top_k": 2},
     "moe_ar": {"m": 15, "n": 8, "k": 16, "experts": 6, "top_k": 2},

@@ -12,10 +12,12 @@ import weft
 from weft.base.errors import DtypeError, ShapeError
 from weft.ops import cards
 
+# Its card sends before it receives, so a message would be left over: tests/ops/test_send.py.
+BY_ITSELF = ("recv",)
 TAKE_OUT = [
     name
     for name in cards()
-    if "out" in inspect.signature(getattr(weft.ops, name)).parameters
+    if "out" in inspect.signature(getattr(weft.ops, name)).parameters and name not in BY_ITSELF
 ]  # fmt: skip
 
 WRONG = {

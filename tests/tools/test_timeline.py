@@ -47,6 +47,44 @@ def test_the_schedule_of_a_users_program(tmp_path, capsys):
     assert "project on 2 ranks" in path.read_text()
 
 
+def test_the_schedule_of_stages(tmp_path, capsys):
+    """Without messages the bubble is the formula's; interleaved, it is smaller."""
+    path = tmp_path / "stages.json"
+    words = ["timeline", "pipeline", "-o", str(path), "--ranks", "4", "--shape"]
+    bubbles = []
+    for chunks in (1, 2):
+        assert main([*words, f"microbatches=8,chunks={chunks}", "--json"]) == 0
+        values = json.loads(capsys.readouterr().out)
+        assert values["bubble"] == pytest.approx(values["least_bubble"])
+        assert values["end_us"] == pytest.approx(24000 / (1 - values["bubble"]))
+        assert [one["passes_us"] for one in values["totals"]] == [24000.0] * 4
+        bubbles.append(values["bubble"])
+    assert bubbles == pytest.approx([3 / 11, 3 / 19])
+    events = json.loads(path.read_text())["traceEvents"]
+    passes = [one for one in events if one.get("cat") == "work"]
+    assert len(passes) == 4 * 2 * 2 * 8 and passes[0]["name"] == "forward 0 of chunk 0"
+    arrows = [one for one in events if one.get("cat") == "signal"]
+    assert arrows, "messages that held a pass up"
+    assert main([*words, "microbatches=8,chunks=2,bytes=16777216", "--json"]) == 0
+    values = json.loads(capsys.readouterr().out)
+    assert values["least_bubble"] == pytest.approx(3 / 19)
+    assert values["least_bubble"] < values["bubble"] < 0.25
+    assert all(one["sends_us"] > 0 for one in values["totals"])
+    assert main([*words, "microbatches=8,chunks=2"]) == 0
+    assert "ranks wait 15.8% of the time, 15.8% where" in capsys.readouterr().out.replace("\n", " ")
+
+
+@pytest.mark.parametrize("shape, said", [
+    ("microbatches=6,chunks=2", "pass a multiple of 4"),
+    ("microbatches=0", "microbatches is 0"),
+    ("forward_us=0", "forward_us is 0"),
+    ("m=4", "no size is called 'm'"),
+])  # fmt: skip
+def test_stages_that_are_refused(shape, said, capsys):
+    assert main(["timeline", "pipeline", "-o", "x.json", "--ranks", "4", "--shape", shape]) == 2
+    assert said in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("words, said", [
     (["--hw", "abacus"], "abacus"),
     (["-o", "no/such/folder/x.json"], "no folder no/such/folder"),

@@ -245,7 +245,7 @@ def test_three_ranks_in_full(here: Path, capsys):
 
 
 # Their kernels are gone through one by one, with their operators.
-LARGE = ("15_training", "16_megakernel", "17_experts", "18_train_model")
+LARGE = ("15_training", "16_megakernel", "17_experts", "18_train_model", "19_pipeline")
 EXAMPLES = [path for path in sorted(Path(__file__).parents[2].joinpath("examples").glob("[01]*.py"))
             if path.stem not in LARGE]  # fmt: skip
 

@@ -18,8 +18,9 @@ from weft.layers.lm_head import ParallelLMHead
 from weft.layers.mlp import ParallelMLP
 from weft.layers.moe import ParallelMoE
 from weft.layers.norm import ParallelNorm
-from weft.layers.pipeline import Pipeline, bubble
+from weft.layers.pipeline import Pipeline
 from weft.layers.ring import ring_attention
+from weft.layers.stages import bubble
 from weft.layers.ulysses import ulysses_attention
 from weft.layers.zigzag import zigzag_join, zigzag_positions, zigzag_split
 

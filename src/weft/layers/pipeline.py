@@ -1,118 +1,152 @@
-"""A model in stages, one on each rank: microbatches pass through them, one behind another.
+"""A model in stages, some on each rank: microbatches pass through them, one behind another.
 
-    stage s    forward of microbatch i  ->  its result to stage s + 1
-               backward of microbatch i  <-  its gradient from stage s + 1
+Which passes a rank does in which order, and why no rank waits for one that waits for it, is in
+weft.layers.stages. Here passes are done, and what they make travels by weft.ops.send and recv, in
+any world: results by one mailbox from each rank to the one behind, gradients by another from each
+to the one before. So these are two orders that do not hold each other up.
 
-Each stage does at first as many forwards as there are stages behind it, then one forward and one
-backward in turns (1F1B), then the backwards that are left: so a stage keeps the activations of no
-more microbatches than there are stages, and gradients are added in the order of microbatches.
+Messages travel beside the passes, on two streams more: what the next pass begins with is received
+while this one runs, and what this one has made is sent while the next one runs. A tensor that is
+sent is kept until it is away. All is stream-ordered; the host waits for nothing. It queues a
+receive behind the pass and the send that run meanwhile: a kernel that is loaded while another waits
+for a message may have to wait for it too.
 
-Neighbours share a world of two, in which each hand-over is one all-to-all: what one of them sends
-waits in a slot of the other, of which there are two in turn, and both ways go at once. The order of
-hand-overs is the same on both sides, so no stage waits for one that waits for it.
+Limits  sends and receives take some programs of SMs, at most 16 each, while they wait too: where a
+        stage's kernels need all SMs at once, beside no other, there must be room for these
 
-Source  PipeDream-flush (Narayanan et al. 2021, 2006.09503), 1F1B as in Megatron-LM (2104.04473)
+Source  PipeDream-flush (Narayanan et al. 2021, 2006.09503), Megatron-LM (2104.04473)
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from collections import deque
+from collections.abc import Callable, Sequence
+from itertools import zip_longest
+from math import prod
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from weft.base.errors import ShapeError, UsageError
-from weft.base.whole_numbers import whole_number
-from weft.ops import all_to_all
-from weft.runtime.start import init
+from weft.base.whole_numbers import extents_of
+from weft.layers.stages import BACKWARD, FORWARD, RECEIVES, SENDS, Stages, Turn
+from weft.ops import recv, send
+from weft.plan.messages import mailbox
 from weft.runtime.world import World
 
-FORWARD, BACKWARD = "forward", "backward"
 
+class _HandOvers:
+    """What a rank gets from others and gives to others, all of one shape and dtype."""
 
-class Turn(NamedTuple):
-    """One thing that a stage does: a pass of one microbatch."""
+    def __init__(self, world: World, stages: Stages, shape: Sequence[int], dtype: torch.dtype):
+        self.world, self.stages = world, stages
+        self.shape, self.dtype = extents_of("Pipeline: shape", shape), dtype
+        nbytes = prod(self.shape) * dtype.itemsize
+        self._mailboxes = {what: f"pipeline {what} {nbytes}" for what in (FORWARD, BACKWARD)}
+        self._own: dict[str, deque[Tensor]] = {FORWARD: deque(), BACKWARD: deque()}
+        if world.num_ranks > 1:
+            for what, hop in ((FORWARD, 1), (BACKWARD, -1)):
+                mailbox(nbytes, world=world, name=self._mailboxes[what], hops=(hop,))
+        self._sends, self._receives = (world.stream(one) for one in (SENDS, RECEIVES))
+        # What comes to this rank next, and has come; what is on its way to others.
+        self._room: Tensor | None = None
+        self._coming: Tensor | None = None
+        self._going: Tensor | None = None
 
-    what: str
-    microbatch: int
+    def make_room(self, turn: Turn | None) -> None:
+        """What this turn begins with may be written from here on, in stream order."""
+        src = None if turn is None else self.stages.source(self.world.rank, turn)
+        if src is not None and src != self.world.rank:
+            # Of the stream that will free it.
+            self._room = torch.empty(self.shape, dtype=self.dtype, device=self.world.device)
+            self._receives.wait(self.world.current_stream())
 
+    def expect(self, turn: Turn | None) -> None:
+        """What this turn begins with is received as soon as it comes, where there is room for it.
 
-def turns(stage: int, stages: int, microbatches: int) -> Iterator[Turn]:
-    """What a stage does, in order: 1F1B."""
-    first = min(stages - 1 - stage, microbatches)
-    for i in range(first):
-        yield Turn(FORWARD, i)
-    for i in range(microbatches - first):
-        yield Turn(FORWARD, first + i)
-        yield Turn(BACKWARD, i)
-    for i in range(microbatches - first, microbatches):
-        yield Turn(BACKWARD, i)
+        So all that streams are given in a step they give back: a recording may hold it.
+        """
+        out, self._room = self._room, None
+        if turn is None or out is None:
+            return
+        src, mailbox = self.stages.source(self.world.rank, turn), self._mailboxes[turn.what]
+        assert src is not None, f"{turn} begins with a message"
+        with self._receives:
+            self._coming = recv(out, src, world=self.world, mailbox=mailbox, out=out)
 
+    def take(self, turn: Turn) -> Tensor | None:
+        """What this turn begins with; None where no stage makes it."""
+        src = self.stages.source(self.world.rank, turn)
+        if src is None:
+            return None
+        if src == self.world.rank:
+            return self._own[turn.what].popleft()
+        self.world.current_stream().wait(self._receives)
+        coming, self._coming = self._coming, None
+        return coming
 
-def bubble(stages: int, microbatches: int) -> float:
-    """Which part of a step a stage waits, where all passes take the same time on all stages."""
-    return (stages - 1) / (microbatches + stages - 1)
-
-
-class _Neighbour:
-    """Hand-overs to and from a stage beside this one, rows of `shape` and `dtype`."""
-
-    def __init__(self, world: World, shape: Sequence[int], dtype: torch.dtype) -> None:
-        self.world, self.shape = world, tuple(shape)
-        other, rows = 1 - world.rank, shape[0]
-        counts = torch.zeros(2, 2, dtype=torch.int64)
-        counts[1, other] = rows
-        self._nothing, self._all = counts.to(world.device)
-        self._empty = torch.zeros(self.shape, dtype=dtype, device=world.device)
-
-    def swap(self, sent: Tensor | None) -> Tensor:
-        """Send a tensor, or nothing; what the other one has sent meanwhile."""
-        splits = self._nothing if sent is None else self._all
-        x = self._empty if sent is None else sent.detach().contiguous()
-        if x.shape != self.shape or x.dtype != self._empty.dtype:
+    def give(self, turn: Turn, made: Tensor) -> None:
+        """What this turn has made, to the stage that needs it, if one does."""
+        dst = self.stages.target(self.world.rank, turn)
+        if dst is None:
+            return
+        x = made.detach().contiguous()
+        if tuple(x.shape) != self.shape or x.dtype != self.dtype:
             raise ShapeError(
                 f"Pipeline: a stage hands over {tuple(x.shape)} of {x.dtype}, but was made for "
-                f"{self.shape} of {self._empty.dtype}"
+                f"{self.shape} of {self.dtype}"
             )
-        got, _ = all_to_all(x, splits=splits, capacity=self.shape[0], world=self.world)
-        return got
+        if dst == self.world.rank:
+            self._own[turn.what].append(x)
+            return
+        self.end()
+        self._sends.wait(self.world.current_stream())
+        with self._sends:
+            send(x, dst, world=self.world, mailbox=self._mailboxes[turn.what])
+        self._going = x
+
+    def end(self) -> None:
+        """What was sent last is away, in stream order, and may be freed."""
+        if self._going is not None:
+            self.world.current_stream().wait(self._sends)
+            self._going = None
 
 
 class Pipeline:
-    """This rank's stage of a model whose stages are spread over the ranks, in their order.
+    """This rank's stages of a model whose stages are spread over the ranks, in their order.
 
         pipeline = Pipeline(stage, world, shape=(4, 512, 4096), microbatches=8, loss=loss)
-        total = pipeline.step(inputs, targets)      # gradients lie in the stage's parameters
+        pipeline = Pipeline([first, second], world, ...)    # interleaved: rank and num_ranks + rank
+        total = pipeline.step(inputs, targets)              # gradients lie in the parameters
 
-    `stage` takes what the one before it gives; `loss(result, target)` is the last one's. Each
-    microbatch counts 1 / microbatches.
+    A stage takes what the one before it gives; `loss(result, target)` is the last one's. Each
+    microbatch counts 1 / microbatches. With `chunks` stages to a rank, each a part as large, a rank
+    waits (num_ranks - 1) / (chunks * microbatches + num_ranks - 1) of a step, and sends as many
+    times the messages. Every rank has as many; microbatches are then a multiple of num_ranks.
 
     Shapes  shape, dtype: of what a stage hands to the next, of one microbatch, alike between all
-    Raises  UsageError: a world that is not of all ranks of its process group; ShapeError
+    Raises  UsageError: microbatches that interleaved stages do not take; ShapeError
     """
 
     def __init__(
-        self, stage: nn.Module, world: World, *, shape: Sequence[int], microbatches: int,
-        loss: Callable[[Tensor, Any], Tensor], dtype: torch.dtype = torch.float32,
-        heap_bytes: int | None = None,
+        self, stage: nn.Module | Sequence[nn.Module], world: World, *, shape: Sequence[int],
+        microbatches: int, loss: Callable[[Tensor, Any], Tensor],
+        dtype: torch.dtype = torch.float32,
     ) -> None:  # fmt: skip
-        self.stage, self.loss = stage, loss
-        self.microbatches = whole_number("Pipeline: microbatches", microbatches, 1)
-        self.index, self.stages = world.rank, world.num_ranks
-        self._worlds = _worlds(world, heap_bytes)
-        made = [one and _Neighbour(one, shape, dtype) for one in self._worlds]
-        self._before, self._behind = made
-        # With which the next backward begins.
-        self._gradient: Tensor | None = None
+        several = isinstance(stage, (list, tuple, nn.ModuleList))
+        self.chunks: list[nn.Module] = list(stage) if several else [stage]  # type: ignore[arg-type]
+        self.stages = Stages(world.num_ranks, microbatches, len(self.chunks))
+        self.rank, self.loss = world.rank, loss
+        self._hand_overs = _HandOvers(world, self.stages, shape, dtype)
 
     @property
     def turns(self) -> list[Turn]:
-        """What this stage does in a step, in order."""
-        return list(turns(self.index, self.stages, self.microbatches))
+        """What this rank does in a step, in order."""
+        return list(self.stages.turns(self.rank))
 
     def step(self, inputs: Sequence[Tensor], targets: Sequence[Any]) -> Tensor:
-        """All passes of one batch; the mean loss on the last stage, 0 on others. Collective.
+        """All passes of one batch; the mean loss on the last stage's rank, 0 on others. Collective.
 
         `inputs` are looked at by the first stage, `targets` by the last: one for each microbatch.
         Gradients are added to what is there.
@@ -120,96 +154,45 @@ class Pipeline:
         Sync    stream-ordered on the current stream; the host waits for nothing
         """
         self._check(inputs, targets)
-        taken: dict[int, tuple[Tensor, Tensor]] = {}
-        total = torch.zeros((), device=self._device)
-        order = self.turns
-        x = self._received(inputs, order[0], None)
-        for turn, following in zip(order, [*order[1:], None], strict=True):
-            i = turn.microbatch
+        kept: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
+        total = torch.zeros((), device=self._hand_overs.world.device)
+        order, hand_overs = self.turns, self._hand_overs
+        hand_overs.make_room(order[0])
+        hand_overs.expect(order[0])
+        for turn, following in zip_longest(order, order[1:]):
+            given = hand_overs.take(turn)
+            hand_overs.make_room(following)
+            _, i, chunk = turn
             if turn.what == FORWARD:
-                assert x is not None
-                y = self.stage(x)
-                if self._behind is None:
-                    y = self.loss(y, targets[i]) / self.microbatches
+                x = inputs[i] if given is None else given.requires_grad_()
+                y = self.chunks[chunk](x)
+                if self.stages.target(self.rank, turn) is None:
+                    y = self.loss(y, targets[i]) / self.stages.microbatches
                     total = total + y.detach()
-                taken[i] = x, y
-                x = self._hand_on(inputs, i, y, following)
+                kept[chunk, i] = x, y
+                hand_overs.give(turn, y)
             else:
-                x = self._hand_back(inputs, *taken.pop(i), following)
+                x, y = kept.pop((chunk, i))
+                torch.autograd.backward(y, given)
+                if self.stages.target(self.rank, turn) is not None:
+                    hand_overs.give(turn, self._gradient(x, turn))
+            hand_overs.expect(following)
+        hand_overs.end()
         return total
 
-    # A forward and the backward behind it are handed over in one exchange where a stage does them
-    # in turns: the stage behind is given a result and gives the gradient of an earlier one.
-
-    def _hand_on(
-        self, inputs: Sequence[Tensor], i: int, y: Tensor, following: Turn | None
-    ) -> Tensor | None:
-        """Result i to the stage behind; what the next forward begins with."""
-        assert following is not None, "a forward is followed by something"
-        behind, is_in_turns = self._behind, i >= self.stages - 1 - self.index
-        if following.what == FORWARD:
-            if behind is not None:
-                behind.swap(y)
-            return self._received(inputs, following, None)
-        self._gradient = None
-        if behind is not None:
-            got = behind.swap(y)
-            self._gradient = got if is_in_turns else behind.swap(None)
-        return None
-
-    def _hand_back(
-        self, inputs: Sequence[Tensor], x: Tensor, y: Tensor, following: Turn | None
-    ) -> Tensor | None:
-        """One backward, and its gradient to the stage before."""
-        torch.autograd.backward(y, self._gradient)
-        if following is None or following.what == BACKWARD:
-            if self._before is not None:
-                self._before.swap(x.grad)
-            if following is not None and self._behind is not None:
-                self._gradient = self._behind.swap(None)
-            return None
-        return self._received(inputs, following, x.grad)
-
-    def _received(self, inputs: Sequence[Tensor], turn: Turn, gradient: Tensor | None) -> Tensor:
-        """What a forward begins with; the stage before gets a gradient, if one is due."""
-        if self._before is None:
-            return inputs[turn.microbatch]
-        return self._before.swap(gradient).requires_grad_()
+    def _gradient(self, x: Tensor, turn: Turn) -> Tensor:
+        if x.grad is None:
+            raise UsageError(
+                f"Pipeline: the result of chunk {turn.chunk} on rank {self.rank} does not depend "
+                "on what the stage was given, so the stages before it would learn nothing"
+            )
+        return x.grad
 
     def _check(self, inputs: Sequence[Tensor], targets: Sequence[Any]) -> None:
-        for name, given, counts in (
-            ("inputs", inputs, self._before is None), ("targets", targets, self._behind is None),
-        ):  # fmt: skip
-            if counts and len(given) != self.microbatches:
+        is_first, is_last = self.rank == 0, self.rank == self.stages.num_ranks - 1
+        for name, given, counts in (("inputs", inputs, is_first), ("targets", targets, is_last)):
+            if counts and len(given) != self.stages.microbatches:
                 raise UsageError(
-                    f"Pipeline: {len(given)} {name} for {self.microbatches} microbatches; pass one "
-                    "for each"
+                    f"Pipeline: {len(given)} {name} for {self.stages.microbatches} microbatches; "
+                    "pass one for each"
                 )
-
-    @property
-    def _device(self) -> torch.device:
-        return next(self.stage.parameters()).device
-
-    def close(self) -> None:
-        """Give back the worlds of neighbours. Collective."""
-        for world in self._worlds:
-            if world is not None:
-                world.close()
-
-
-def _worlds(world: World, heap_bytes: int | None) -> tuple[World | None, World | None]:
-    """Of this rank and the one before it, and of this one and the one behind it."""
-    import torch.distributed as dist
-
-    if dist.get_world_size() != world.num_ranks:
-        raise UsageError(
-            f"Pipeline: {world.num_ranks} ranks of {dist.get_world_size()}; its world must be of "
-            "all ranks, each a stage"
-        )
-    found: list[World | None] = [None, None]
-    for first in range(world.num_ranks - 1):
-        group = dist.new_group([first, first + 1])  # all ranks make all groups
-        if world.rank in (first, first + 1):
-            name = f"stages {first} and {first + 1}"
-            found[world.rank == first] = init(group, name=name, heap_bytes=heap_bytes)
-    return found[0], found[1]

@@ -39,7 +39,9 @@ if TYPE_CHECKING:
     from weft.ops.moe_ar import moe_ar as moe_ar
     from weft.ops.moe_route import moe_route as moe_route
     from weft.ops.moe_rs import moe_rs as moe_rs
+    from weft.ops.recv import recv as recv
     from weft.ops.reduce_scatter import reduce_scatter as reduce_scatter
+    from weft.ops.send import send as send
 
 
 @functools.lru_cache(maxsize=1)

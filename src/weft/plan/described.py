@@ -20,6 +20,7 @@ from torch.utils._pytree import tree_leaves
 
 from weft.base.card import UNFUSED
 from weft.base.records import KernelRecord
+from weft.base.settings import Settings
 from weft.base.target import Target
 from weft.language import triton_api
 from weft.language.triton_api import LeftOut
@@ -39,6 +40,7 @@ class DescribedWorld:
 
     rank, device, name = 0, META, "described"
     orders = ()
+    settings = Settings()
 
     def __init__(
         self, num_ranks: int, target: Target, nodes: tuple[int, ...] = (), is_on_heap: bool = False,
@@ -51,8 +53,11 @@ class DescribedWorld:
         version, ranks = map(triton_api.constexpr, (version or language_version(), num_ranks))
         self.arg = WorldArg(_meta(torch.int64), ranks, version)
         seats = [node for node, ranks in enumerate(nodes or (num_ranks,)) for _ in range(ranks)]
-        self.backend = SimpleNamespace(seats=SimpleNamespace(nodes=seats), by_address=None)
+        self.backend = SimpleNamespace(
+            seats=SimpleNamespace(nodes=seats), by_address=None, exchange=self._queue_nothing
+        )
         self.calls = _Calls()
+        self.mailboxes: dict[str, Any] = {}
         # What a library multiplies in calls: operands' shapes, strides and dtype.
         self.products: set[tuple] = set()
 
@@ -103,7 +108,10 @@ class DescribedWorld:
     def _queue_nothing(self, *_: Any, **__: Any) -> None:
         pass
 
-    load = copy = copy_word = take_token = _queue_nothing
+    load = copy = copy_word = take_token = check = begin_call = _queue_nothing
+
+    def stream_order(self) -> Any:
+        return SimpleNamespace(take=self._queue_nothing)
 
 
 class _Calls(dict):

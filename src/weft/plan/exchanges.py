@@ -546,6 +546,6 @@ def card(kind: Any, reference: Any, run: Any, *, on_heap: Sequence[str] = (), **
         ),
     }  # fmt: skip
     return Op(
-        name=kind.op, problem=kind, config=Config, reference=reference, run=run,
-        candidates=candidates, takes_nodes=True, **{**given, **more},
+        name=kind.op, problem=kind, config=Config, reference=reference, run=run, takes_nodes=True,
+        **{"candidates": candidates, **given, **more},
     )  # fmt: skip

@@ -58,6 +58,14 @@ MEASURED = {
         Row(ANY, "sm_push", 256, 8, 64),
     ),
 }
+# What no machine has read yet. Messages, by few programs, since something else runs beside, of many
+# warps each, for as many loads on their way; of an engine's, those of the receiver.
+# benchmarks/pipeline_p2p.py reads them.
+_MESSAGES = (
+    Row(8 * MB, "sm_push", 16, 16, 64),
+    Row(ANY, "ce_push", 16, 16, 64),
+)
+EXPECTED = {"send": _MESSAGES, "recv": _MESSAGES}
 # Of two ranks, to which a sum in two steps sends as many bytes as one step does: 1, 2, 4 MB in
 # 11.4, 18.5, 26.9 us, in two steps 12.2 (packets), 24.1, 30.6. Behind a product, as in gemm_ar, one
 # step is ahead from 512 KB on (1 to 2 us), alone from 1 MB.
@@ -109,7 +117,8 @@ def rows_for(
 ) -> tuple[Row, ...]:
     """The rows that hold for so many bytes, the best first; those behind it are for where it cannot
     be had. `moved_bytes` are told where x may be read in place."""
-    plain = OF_TWO.get(op, MEASURED[op]) if num_ranks <= 2 else MEASURED[op]
+    found = {**EXPECTED, **MEASURED}[op]
+    plain = OF_TWO.get(op, found) if num_ranks <= 2 else found
     rows = [row for row in plain if num_bytes <= row.up_to]
     if moved_bytes is not None:
         in_place = IN_PLACE if num_ranks <= 2 else IN_PLACE_OF_MORE

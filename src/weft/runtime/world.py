@@ -58,6 +58,8 @@ class World(SymmetricMemory):
         self.calls = Calls(backend, self._forget_errors_of, _at_least_one("KEPT_CALLS", bounds[0]))
         self._recordings = Recordings(_at_least_one("KEPT_RECORDINGS", bounds[1]))
         self._scratch = Scratch(backend)
+        # Memory for messages between two ranks, by name: see weft.mailbox.
+        self.mailboxes: dict[str, Any] = {}
         registry.add(scope, self)
         self._watchdog: threading.Thread | None = None
         if backend.abort_address:
@@ -245,6 +247,7 @@ class World(SymmetricMemory):
 
         Raises  CallOrderError; and as `check`
         """
+        # As begin_call does, whose own call would be one more of each operator's.
         if self._closed or self._aborted():
             self._check_usable(name)
         if self._errors:
@@ -258,6 +261,18 @@ class World(SymmetricMemory):
             raise
         self._call_order.take()
         return number
+
+    def begin_call(self, name: str) -> None:
+        """Say that this rank now calls `name`, of which other ranks need know nothing: a message
+        between two of them, say.
+
+        Raises  as `check`
+        """
+        if self._closed or self._aborted():
+            self._check_usable(name)
+        if self._errors:
+            self._raise_errors()
+        compilations.begin_call(self._itself, name)
 
     def close(self) -> None:
         """Give everything back; again does nothing. Collective, unless the world is poisoned.
@@ -278,6 +293,7 @@ class World(SymmetricMemory):
         registry.remove(self._scope, self)
         self._workspaces.clear()
         self.calls.clear()
+        self.mailboxes.clear()
         self._scratch.clear()
         self._pointers.clear()
         self._log.close()

@@ -13,7 +13,7 @@ from weft.ir.choice import Choice
 from weft.tools import console, options
 from weft.tools.explain import subject_in_file, subject_of
 from weft.tools.run import choose_target
-from weft.tools.words import is_file, shape_text
+from weft.tools.words import is_file, parse_shape, parse_topology, shape_text
 
 if TYPE_CHECKING:
     from weft.tools.check import Work
@@ -49,11 +49,14 @@ def timeline(
 ) -> int:
     """Write the schedule of all ranks and engines as a trace for Perfetto; print its totals.
 
-    It is predicted from the plan, before anything runs; weft trace measures one.
+    It is predicted from the plan, before anything runs; weft trace measures one. `weft timeline
+    pipeline` is the schedule of a model in stages, and its bubble.
     """
-    from weft.tools.schedule import chart
+    from weft.tools.schedule import chart, piped
 
     chart.check_path(output, "-o")
+    if subject == piped.NAME:
+        return _of_stages(parse_topology(ranks, nodes).num_ranks, shape, hw, output, json)
     if is_file(subject):
         settled = subject_in_file(subject, ranks, nodes, shape, target, hw)
         words = {"op": settled.program.name, "ranks": settled.facts.num_ranks}
@@ -110,6 +113,26 @@ def _write(
         console.print_json(values)
     else:
         console.print_table([one.as_words() for one in made.totals], *chart.HEAD)
+    console.notes().print(f"[dim]schedule in {output}: {chart.HOW_TO_OPEN}[/]")
+    return console.FINE
+
+
+def _of_stages(num_ranks: int, shape: str, hw: str, output: str, json: bool) -> int:
+    """A step of a pipeline: the file, how long each rank waits, and the bubble."""
+    from weft.base.machines import find_machine
+    from weft.tools.schedule import chart, piped
+
+    sizes = parse_shape(shape, piped.SIZES)
+    found = piped.played(num_ranks, sizes, find_machine(hw))
+    made = chart.chart_of(found.schedule.spans, found.schedule.signals)
+    title = f"{piped.NAME} on {counted(num_ranks, 'rank')}"
+    chart.write(output, made, title, [shape_text(sizes), found.note, found.bubble])
+    if json:
+        words = {"op": piped.NAME, "ranks": num_ranks, "shape": sizes, "from": "turns"}
+        console.print_json({**words, "file": output, **found.values})
+    else:
+        console.print_table([one.as_words() for one in found.totals], *piped.HEAD)
+        console.results().print(found.bubble, highlight=False)
     console.notes().print(f"[dim]schedule in {output}: {chart.HOW_TO_OPEN}[/]")
     return console.FINE
 

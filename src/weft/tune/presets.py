@@ -108,11 +108,11 @@ def _modes(m: int) -> tuple[str, str]:
 
 
 def collective_points(op: str, sizes: Sequence[int], num_ranks: int) -> list[Point]:
-    """Sizes as their tables count them: what a rank gives to all_gather and all_to_all, what it
-    gets from reduce_scatter, the whole of all_reduce."""
+    """Sizes as their tables count them: what a rank gives to all_gather, all_to_all and send, what
+    it gets from reduce_scatter and recv, the whole of all_reduce."""
     points = []
     for nbytes in sizes:
-        of_rank = nbytes * (num_ranks if op in ("all_gather", "reduce_scatter") else 1)
+        of_rank = nbytes * (num_ranks if op in OF_SHARDS else 1)
         n = min(ROW, nbytes // 2 // num_ranks)
         mode = "graph" if nbytes <= GRAPH_BYTES else "queued"
         label = f"{nbytes // MB} MB" if nbytes >= MB else f"{nbytes // KB} KB"
@@ -164,7 +164,9 @@ def decode_points(caches: Sequence[tuple[int, int]], num_ranks: int) -> list[Poi
 
 LAYER_PRESETS = {label.replace(" ", "-"): label for label in (*GATHERED_LAYERS, *MIXTURES)}
 PRESETS = ("quick", "full", *LAYER_PRESETS)
-COLLECTIVES = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all")
+COLLECTIVES = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all", "send", "recv")
+# Of these, whose sizes are a shard's.
+OF_SHARDS = ("all_gather", "reduce_scatter", "send", "recv")
 BY_EXPERTS = ("moe_route", "ag_moe", "moe_rs", "moe_ar", "ep_dispatch", "ep_combine")
 
 

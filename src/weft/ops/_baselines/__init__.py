@@ -90,6 +90,7 @@ FLASH_DECODE = _of(
 )  # fmt: skip
 AG_ATTENTION = _parts("GatherThenAttend", "attention", "attention_alone nccl_gather nccl_attention")
 ALL_TO_ALL = {**_of("nccl", nccl="all_to_all"), **_IN_PLACE}
+SEND = RECV = _of("nccl", nccl="around")
 AG_MOE, MOE_RS = _parts("GatherThenExperts"), _parts("ExpertsThenScatter")
 MOE_AR = _parts("ExpertsThenReduce")
 EP_DISPATCH = _of(

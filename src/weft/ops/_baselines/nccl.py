@@ -113,6 +113,30 @@ def all_to_all(case: Case) -> Variant:
     return _moved(case, dist.all_to_all_single, case.problem.m)
 
 
+def around(case: Case) -> Variant:
+    """Each rank sends to the one that is `hop` behind, and receives from the other side."""
+    rank, num_ranks, hop = case.world.rank, case.problem.num_ranks, case.problem.hop
+    if num_ranks == 1:
+        raise UnsupportedError("a message is for another rank, and there is one alone")
+
+    def make(inputs: Any) -> Callable[[], Any]:
+        x = inputs["x"]
+        out = x.new_empty((case.problem.out_rows(rank), *x.shape[1:]))
+
+        def call() -> torch.Tensor:
+            both = [
+                dist.P2POp(dist.isend, x, group_peer=(rank + hop) % num_ranks, group=case.group),
+                dist.P2POp(dist.irecv, out, group_peer=(rank - hop) % num_ranks, group=case.group),
+            ]
+            for work in dist.batch_isend_irecv(both):
+                work.wait()
+            return out
+
+        return call
+
+    return each(case, "nccl", make)
+
+
 def all_reduce(case: Case) -> Variant:
     """In place, as torch has it."""
     buffers = [inputs["x"].clone() for inputs in case.sets]
