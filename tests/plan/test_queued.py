@@ -68,7 +68,7 @@ def test_what_libraries_would_do_is_refused_and_done_by_kernels():
 
 
 @pytest.mark.parametrize(
-    ("op", "said"), [("ep_dispatch", "reports errors"), ("flash_decode", "aten.zeros")]
+    ("op", "said"), [("ep_dispatch", "reports errors"), ("ag_rms_gemm", "aten._to_copy")]
 )
 def test_what_no_artefact_can_hold_is_refused(op, said):
     with pytest.raises(UnsupportedError, match=said):
