@@ -32,7 +32,7 @@ from weft.ir.device import Launch, Plan
 from weft.verify.mutants.core_ir import mutations
 
 ENGINES = {
-    "all_gather": ("ce_push", "sm_push", "sm_put", "pushers"),
+    "all_gather": ("ce_push", "sm_push", "sm_put", "relay", "pushers"),
     "reduce_scatter": ("sm_push", "ce_push", "sm_put"),
     "all_reduce": ("sm_push", "one_shot_ll", "two_shot_ll", "sm_put"),
 }

@@ -48,3 +48,17 @@ def test_what_crosses_goes_through_the_library(nvshmem_stand_in, name, transport
     for fn, record in kernels:
         text = triton_api.compile_kernel(fn, in_a_far_world(record), CUDA).asm["ptx"]
         assert "// nvshmemx_putmem_block" in text and "// nvshmem_quiet" in text
+
+
+def test_a_product_puts_nothing_that_a_relay_brings(nvshmem_stand_in):
+    """So it runs in the template for Hopper, whose kernels in Gluon only signal far ranks."""
+    op = card("ag_gemm")
+    problem = op.make_problem(4, {"m": 4096, "n": 1024, "k": 1024}, "bfloat16", (2, 2))
+    config = next(op.candidates(problem, CUDA))
+    assert (config.transport, config.template) == ("relay", "sm90")
+    puts = {}
+    for fn, record in op.kernels(problem, config, CUDA):
+        text = triton_api.compile_kernel(fn, in_a_far_world(record), CUDA).asm["ptx"]
+        assert "// nvshmem_quiet" in text and "// nvshmemx_signal_op" in text
+        puts[fn.__name__] = "// nvshmemx_putmem_block" in text
+    assert puts == {"relay_chunks": True, "ag_gemm_multiply_sm90": False}

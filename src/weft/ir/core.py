@@ -212,8 +212,10 @@ OF_CHUNKS = ("here", "engine")
 ORDERS = {"wait": ("acquire", "relaxed"), "notify": ("release", "relaxed")}
 SCOPES = ("system", "device")
 # Who is at the other end of signals and of the slot, beside the other steps of the plan, which are
-# named: this kernel, on every rank; copy engines.
-KERNEL, ENGINE = "kernel", "engine"
+# named: this kernel, on every rank; copy engines; kernels that relay rows.
+KERNEL, ENGINE, RELAY = "kernel", "engine", "relay"
+# Those who go on beside this kernel, when its tiles need them no more.
+BESIDE = (ENGINE, RELAY)
 
 
 @dataclass(frozen=True)
@@ -222,7 +224,7 @@ class Param:
 
     Signals are notified by `by` and waited for by `to`; `announces` are the arrays whose data they
     announce. The slot's credits are waited for by `by`, and the call on it is finished by `to`.
-    Each is KERNEL, ENGINE or another step of the plan, by its name; "" is nobody.
+    Each is KERNEL, ENGINE, RELAY or another step of the plan, by its name; "" is nobody.
     """
 
     name: str

@@ -51,6 +51,8 @@ PROGRAMS = ("tiles", "resident", "pieces", "one")
 # What a kernel of template `move` does within this rank: all own rows, or those of tiles that lie
 # across two ranks' rows, to where they are gathered.
 OWN_ROWS = ("stage", "edges")
+# What a kernel of template `move` does that passes on, chunk by chunk, what other nodes have sent.
+RELAY = "relay"
 NUM_RANKS = "num_ranks"  # a size that each call knows
 
 
@@ -274,6 +276,11 @@ def accesses(step: Step) -> list[Access]:
     return []
 
 
+def is_relay(step: Step) -> bool:
+    """Does it pass on what it waits for? Then it waits for some words of a channel alone."""
+    return isinstance(step, Launch) and any(do.kind == RELAY for do in step.body)
+
+
 def announced(step: Step) -> tuple[str, ...]:
     """The channels that a step announces."""
     if isinstance(step, Copy):
@@ -327,11 +334,12 @@ class Moments:
         self.order.close()
 
     def _add_channels(self) -> None:
-        """But for packets: they say of themselves that they have come, and order nothing else."""
+        """But for packets: they say of themselves that they have come, and order nothing else; and
+        for what relays wait for, which is not all."""
         takers: dict[str, list[int]] = {}
         for j, taker in enumerate(self.steps, 1):
             for name in awaited(taker):
-                if name not in self.by_packet:
+                if name not in self.by_packet and not is_relay(taker):
                     takers.setdefault(name, []).append(j)
         for i, giver in enumerate(self.steps, 1):
             for name in announced(giver):
@@ -344,6 +352,12 @@ class Moments:
         """When step i is done with a buffer: at its end, or, written, when it has announced it."""
         sent = [] if not access.writes else [*self._of(i, "announced", announced, access.buffer)]
         return [Moment(i, "end"), *sent]
+
+    def read(self, i: int, access: Access) -> list[Moment]:
+        """When step i is done with a buffer on all ranks that give the slot back: what it passes on
+        it has read when those have it, and each gives the slot back only then."""
+        passed = access.buffer if is_relay(self.steps[i - 1]) else ""
+        return [*self.done(i, access), *self._of(i, "announced", announced, passed)]
 
     def begun(self, i: int, access: Access) -> list[Moment]:
         """What is before one of these is before step i's use of a buffer: readers wait for it."""

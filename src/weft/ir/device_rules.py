@@ -314,7 +314,7 @@ def _credits(plan: Plan) -> Iterator[tuple[str, Place]]:
             given = [Moment(giver, "end") for giver in givers]
             if not givers or access.buffer not in heap | boxes:
                 continue
-            if not moments.order.before(moments.done(i, access), given):
+            if not moments.order.before(moments.read(i, access), given):
                 message = (
                     f"{text.word(type(step))} uses {access.buffer} and is not before what gives"
                 )

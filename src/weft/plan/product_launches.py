@@ -91,6 +91,7 @@ class Product(KernelLaunch):
     def _usual(self, nodes: tuple[int, ...]) -> Schedule:
         """The schedule of a launch for which nobody says another."""
         target, ranks, (tile_m, tile_n, tile_k) = self.world.target, self.world.num_ranks, self.tile
+        nodes = nodes if self.launch.pushes else ()  # others wait for what is relayed
         is_hopper = launches.is_for_hopper(self.itemsize, nodes, target)
         is_sm90 = is_hopper and self.tma and gemm_sm90.has_tile(self.tile)
         # What the last own tiles of an all-reduce sum is not hidden: few of them.

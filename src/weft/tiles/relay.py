@@ -1,6 +1,7 @@
 """Relays: rows and sums on several nodes, in pieces, by the channels of move.py.
 
 Each shard, or sum, crosses from node to node once, between two partners (weft.tiles.nodes).
+`relay_chunks` does so beside a product, by chunks of rows of which a plan's channel says the words.
 Signals are SET to the call's epoch e; pieces without rows are signalled too, so that whoever waits
 need not know the sizes.
 """
@@ -13,6 +14,7 @@ import triton
 import triton.language as tl
 
 import weft.language as wl
+from weft.language import mapping, slots
 from weft.tiles import move, nodes, reduce
 
 # ---------------------------------------------------------------------------------------------
@@ -20,19 +22,43 @@ from weft.tiles import move, nodes, reduce
 
 
 @triton.jit
-def _give(world, gathered, rows_ready, e, x, piece, to, block: tl.constexpr):
+def give(world, gathered, word, e, x, piece, to, block: tl.constexpr):
     """Own piece -> the slot of rank `to`, and the word that says so."""
     move.send(world, gathered + piece.first, x + piece.offset, piece.size, to, block)
-    word = move.signal_of(rows_ready, wl.rank(world))
     wl.notify(world, word, e, to=to, op=wl.SignalOp.SET)
 
 
 @triton.jit
-def _pass_on(world, gathered, rows_ready, e, piece, index, to, block: tl.constexpr):
-    """A piece of shard `index` in this rank's slot -> the slot of rank `to`, and its word."""
-    rows = gathered + piece.first
-    move.send(world, rows, rows, piece.size, to, block)
-    wl.notify(world, move.signal_of(rows_ready, index), e, to=to, op=wl.SignalOp.SET)
+def give_far(world, gathered, word, e, x, piece, block: tl.constexpr):
+    """Own piece -> one partner on each other node."""
+    rank = wl.rank(world)
+    for hop in range(1, world.num_ranks):
+        to = (rank + hop) % world.num_ranks
+        if not wl.is_near(world, to):
+            if nodes.is_partner(world, to, rank):
+                give(world, gathered, word, e, x, piece, to, block)
+
+
+@triton.jit
+def give_near(world, gathered, word, e, x, piece, block: tl.constexpr):
+    """Own piece -> the other ranks of this node."""
+    rank = wl.rank(world)
+    for hop in range(1, world.num_ranks):
+        to = (rank + hop) % world.num_ranks
+        if wl.is_near(world, to):
+            give(world, gathered, word, e, x, piece, to, block)
+
+
+@triton.jit
+def pass_on(world, gathered, word, e, piece, block: tl.constexpr):
+    """A far rank's piece -> the other ranks of this node, once it is in this rank's slot."""
+    rows, rank = gathered + piece.first, wl.rank(world)
+    wl.wait(word, e, world=world)  # pairs with give
+    for hop in range(1, world.num_ranks):
+        to = (rank + hop) % world.num_ranks
+        if wl.is_near(world, to):
+            move.send(world, rows, rows, piece.size, to, block)
+            wl.notify(world, word, e, to=to, op=wl.SignalOp.SET)
 
 
 @triton.jit
@@ -41,34 +67,65 @@ def relay_rows(x, out, gathered, rows_ready, slot, shards, world, block: tl.cons
     """Own piece -> near ranks, and one partner on each other node, which passes it on. rows_ready:
     int64[num_ranks * channels], by the source"""
     rank, e = wl.rank(world), move.begin(world, slot)
-    own = move.own_piece(x, shards, rank, vec)
+    own, word = move.own_piece(x, shards, rank, vec), move.signal_of(rows_ready, rank)
     # Far ranks first: their links are the slowest, and their partners pass it on.
-    for hop in range(1, world.num_ranks):
-        to = (rank + hop) % world.num_ranks
-        if not wl.is_near(world, to):
-            if nodes.is_partner(world, to, rank):
-                _give(world, gathered, rows_ready, e, x, own, to, block)
-    for hop in range(1, world.num_ranks):
-        to = (rank + hop) % world.num_ranks
-        if wl.is_near(world, to):
-            _give(world, gathered, rows_ready, e, x, own, to, block)
+    give_far(world, gathered, word, e, x, own, block)
+    give_near(world, gathered, word, e, x, own, block)
     move.copy(out + own.first, x + own.offset, own.size, block)
     for hop in range(1, world.num_ranks):
         source = (rank + world.num_ranks - hop) % world.num_ranks
         if not wl.is_near(world, source):
             if nodes.is_partner(world, rank, source):
                 piece = move.own_piece(x, shards, source, vec)
-                wl.wait(move.signal_of(rows_ready, source), e, world=world)  # pairs with _give
-                for near in range(1, world.num_ranks):
-                    to = (rank + near) % world.num_ranks
-                    if wl.is_near(world, to):
-                        _pass_on(world, gathered, rows_ready, e, piece, source, to, block)
+                pass_on(world, gathered, move.signal_of(rows_ready, source), e, piece, block)
     for hop in range(1, world.num_ranks):
         source = (rank + world.num_ranks - hop) % world.num_ranks
         piece = move.own_piece(x, shards, source, vec)
-        wl.wait(move.signal_of(rows_ready, source), e, world=world)  # pairs with _give and _pass_on
+        wl.wait(move.signal_of(rows_ready, source), e, world=world)  # pairs with give and pass_on
         move.copy(out + piece.first, gathered + piece.first, piece.size, block)
     move.end(world, slot, e)
+
+
+@triton.jit
+def _chunk_of(index, chunk, split, columns):
+    """The `Piece` of shard `index` that is its chunk; split: a StaticMapping of rows."""
+    first, end = mapping.rows_of_rank(index, split)
+    begin = min(first + chunk * split.chunk_rows, end)
+    size = (min(begin + split.chunk_rows, end) - begin).to(tl.int64) * columns
+    begin = begin.to(tl.int64) * columns
+    return move.Piece(begin, begin - first.to(tl.int64) * columns, size)
+
+
+@triton.jit
+def relay_chunks(x, gathered, rows_ready, slot, split, columns, takes, world, tile_rows,
+                 block: tl.constexpr):  # fmt: skip
+    """The same beside a product of tiles of `tile_rows`, which waits for chunks. rows_ready:
+    int64[num_ranks * split.chunks], by the source; all programs must be resident"""
+    rank, e = wl.rank(world).to(tl.int32), slots.slot_epoch(slot)
+    if takes:
+        slots.slot_wait_free(world, slot, e)
+    for chunk in range(tl.program_id(0), split.chunks, tl.num_programs(0)):
+        own, word = _chunk_of(rank, chunk, split, columns), rows_ready + rank * split.chunks + chunk
+        size = own.size
+        if split.rank_rows % tile_rows == 0:  # no tile straddles ranks: own rows are read in place
+            size *= 0
+        # By this word the product knows that all programs here have begun, so read the epoch.
+        # weft: equivalent-mutant narrow of notify: this rank's own product alone waits for it
+        give(world, gathered, word, e, x, move.Piece(own.first, own.offset, size), rank, block)
+        # Every other program begins with near ranks: so both kinds of links are in use.
+        for turn in range(2):
+            if (tl.program_id(0) + turn) % 2 == 0:
+                give_far(world, gathered, word, e, x, own, block)
+            else:
+                give_near(world, gathered, word, e, x, own, block)
+    for chunk in range(tl.program_id(0), split.chunks, tl.num_programs(0)):
+        for hop in range(1, world.num_ranks):
+            source = (rank + world.num_ranks - hop) % world.num_ranks
+            if not wl.is_near(world, source):
+                if nodes.is_partner(world, rank, source):
+                    piece = _chunk_of(source, chunk, split, columns)
+                    word = rows_ready + source * split.chunks + chunk
+                    pass_on(world, gathered, word, e, piece, block)
 
 
 # ---------------------------------------------------------------------------------------------

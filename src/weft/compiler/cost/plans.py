@@ -39,6 +39,7 @@ from weft.ir.device import (
     Step,
     Take,
     Wait,
+    is_relay,
 )
 from weft.ir.kinds import GATHERED
 from weft.ir.schedule import PUSHERS
@@ -267,7 +268,9 @@ class _Times(PlanAt):
 
     def launch(self, rank: int, lane: str, now: float, step: Launch) -> Steps:
         start = now + self.machine.push_us
-        if step.template == "move":
+        if is_relay(step):
+            end = yield from self.relay(rank, lane, start, step)
+        elif step.template == "move":
             end = self.move(rank, start, step)
         elif step.template == "grouped":
             end = yield from self.grouped(rank, start, step)
@@ -306,6 +309,29 @@ class _Times(PlanAt):
                 for chunk in range(self.chunks_of(self.channels[name])):
                     self.notify((name, peer, rank, chunk), end, rank, LINKS)
         return end
+
+    def relay(self, rank: int, lane: str, start: float, step: Launch) -> Steps:
+        """Own rows to the node's other ranks and, by the own port, to a partner on each other node;
+        theirs to the other ranks of this node, chunk by chunk as they come."""
+        (name,), now = step.announces, start
+        chunks, row_bytes = self.chunks_of(self.channels[name]), self.row_bytes(step.reads[0])
+        near, end = self.near(rank), start
+        each = max(1, ceil(self.rows_of(self.channels[name], 0) / chunks))
+
+        def given(source: int, peers: Sequence[int], chunk: int, at: float) -> float:
+            rows = min(each, max(0, self.rows_of(self.channels[name], source) - chunk * each))
+            for peer in peers:
+                at = self.push(rank, peer, rows * row_bytes, at)
+                self.notify((name, peer, source, chunk), at, rank, LINKS)
+            return at
+
+        for chunk in range(chunks):
+            for peers in (self.partners(rank), near):
+                end = max(end, given(rank, peers, chunk, start))
+        for chunk, source in pairs(range(chunks), self.relayed_by(rank)):
+            now = yield from self.wait(rank, lane, now, [(name, rank, source, chunk)], name)
+            end = max(end, given(source, near, chunk, now))
+        return max(now, end)
 
     def grouped(self, rank: int, now: float, step: Launch) -> Steps:
         """A grouped product: a rank's tokens after the other's, as if all had equally many."""

@@ -159,9 +159,11 @@ def summed_block(kernel: core.Kernel, name: str, tile: Sequence[int]) -> tuple[i
 
 def has_sm90(kernel: core.Kernel) -> bool:
     """Is there a variant of it for Hopper?"""
-    # Kernels in Gluon put nothing to other nodes. Sums over rows take several segments.
+    # Kernels in Gluon put nothing to other nodes: they wait for what is relayed. Sums over rows
+    # take several segments.
+    puts = any(one.function in core.FAR for one in kernel.of(core.Hook))
     return (kernel.of(core.Template)[0].function == "gemm"
-            and not _is_by_node(kernel) and not is_summed_over_rows(kernel))  # fmt: skip
+            and not (puts and _is_by_node(kernel)) and not is_summed_over_rows(kernel))  # fmt: skip
 
 
 def _is_by_node(kernel: core.Kernel) -> bool:

@@ -25,7 +25,7 @@ from weft.base.errors import UnsupportedError
 from weft.compiler.lower import params, row_kernels, table_kernels
 from weft.compiler.passes.swizzle import BY_NODE
 from weft.ir import core, core_in_plan, core_rules
-from weft.ir.device import Channel, Copy, Do, Launch, Plan, scales_of
+from weft.ir.device import Channel, Copy, Do, Launch, Plan, announced, is_relay, scales_of
 from weft.ir.kinds import ELEMENTWISE, GATHERED
 
 
@@ -187,9 +187,11 @@ def _gather(plan: Plan, launch: Launch, product: Do) -> Iterator[core.Statement]
     yield from _stored(launch, product)
     # Scales are read behind the operands.
     over = "end" if scaled else "done"
-    copied = any(isinstance(one, Copy) and one.announces == channel.name for one in plan.steps)
-    if copied and launch.awaits:
-        # Also words of chunks without rows: an engine must not write one after the call.
+    is_beside = any((isinstance(one, Copy) or is_relay(one)) and channel.name in announced(one)
+                    for one in plan.steps)  # fmt: skip
+    if is_beside and launch.awaits:
+        # Also words of chunks without rows: an engine must not write one after the call, and who
+        # passes rows on reads them until their word.
         yield core.Wait(over, channel.name, "all", "split", by="last", place=channel.place)
     if launch.gives:
         yield core.Finish(over, "slot")

@@ -23,6 +23,7 @@ from weft.compiler.lower.unfused import call, local_sizes, role_of
 from weft.compiler.passes.tile import number
 from weft.ir.device import (
     NUM_RANKS,
+    RELAY,
     Buffer,
     Copy,
     Do,
@@ -41,9 +42,11 @@ from weft.ir.tensor import Type
 from weft.tiles.gemm import BLOCK_K
 
 # What a gather's kernel is called by what carries the rows; engines are fed by staging.
-VERBS = {"ce_push": "edges", "sm_push": "push", "sm_put": "push"}
+VERBS = {"ce_push": "edges", "sm_push": "push", "sm_put": "push", "relay": "relay"}
 # The stream of what engines carry from tiles: gathers' copies must not stand behind its waits.
 SENDS = "send"
+# That of kernels that relay rows while a product runs, on SMs that it leaves to them.
+RELAYS = "relay"
 
 
 def draw(program: Program) -> Plan:
@@ -161,6 +164,13 @@ def _gather(program: Program, task: Task) -> Unit:
     if task.engine == "sm_put" and any(_is_by_node(one) for one in program.users(task.name)):
         # To whom rows go first is who asks for them first.
         kernel = replace(kernel, order="hierarchical_gather")
+    if task.engine == "relay":
+        body = (Do(RELAY, (source,), task.name),)
+        relay = replace(
+            kernel, reads=(source, task.name), pushes=(task.name,), stream=RELAYS, body=body,
+            programs=task.programs, spare=task.spare,
+        )  # fmt: skip
+        return Unit((buffer,), (relay,))
     if task.engine == "ce_push":
         copy = Copy(source, task.name, "push", f"{task.name}_ready", place=task.place)
         if program.users(task.name)[0].kind == "gather_rows":

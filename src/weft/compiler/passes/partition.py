@@ -4,7 +4,8 @@
 
 Programs that wait for each other, here or on other ranks, must all be resident: a grid of as many
 as there are SMs, each doing tiles in turn. Behind copies that are announced by small kernels on a
-stream of their own one SM is left free, or those would wait for the product that waits for them.
+stream of their own one SM is left free, or those would wait for the product that waits for them;
+beside a kernel that relays rows between nodes as many as that has programs.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from weft.compiler.facts import Facts
 from weft.compiler.fit import check_fit
 from weft.ir.choice import Choice
 from weft.ir.kinds import PRODUCTS
+from weft.ir.schedule import relays_on
 from weft.ir.task import INSIDE, Program, Task
 
 # For the kernels that announce, one after the other, beside a resident grid; with communication
@@ -38,6 +40,8 @@ def partition(program: Program, facts: Facts) -> Program:
         changed, why = _of_kernel(program, first, facts)
         tasks[tasks.index(first)] = changed
         taken = changed.programs + (f", {changed.spare} SM left" if changed.spare else "")
+        if first.engine == "relay":
+            taken = f"{changed.programs}, on {relays_on(facts.target)} SMs"
         choices.append(Choice(name, "programs", taken, why, first.place))
     return replace(
         program, tasks=tuple(tasks), stage="planned", choices=(*program.choices, *choices)
@@ -45,17 +49,24 @@ def partition(program: Program, facts: Facts) -> Program:
 
 
 def _of_kernel(program: Program, first: Task, facts: Facts) -> tuple[Task, str]:
+    if first.engine == "relay":
+        left = max(0, facts.target.num_sms - relays_on(facts.target))
+        why = "programs wait for other nodes' rows beside the product: all must be resident"
+        return replace(first, programs="resident", spare=left), why
     if first.kind == "all_gather":
         return replace(first, programs="pieces"), "as many as share a rank's rows"
     spare = 0
     engines = [one.engine for one in program.gathers(first)]
     if {*engines} & {"ce_push", "pushers"}:
         spare = SPARE_SMS
+    if "relay" in engines:
+        spare = relays_on(facts.target)
     is_split = first.kind in PRODUCTS and any(
         one.engine == "one_shot_ll" for one in program.of_kernel(first.kernel)
     )
     why = "programs wait for each other's tiles: all must be resident"
     if spare:
-        why += "; copies are announced beside them"
+        beside = "rows are relayed" if "relay" in engines else "copies are announced"
+        why += f"; {beside} beside them"
     changed = replace(first, programs="resident", spare=spare, split_k=SPLIT_K if is_split else 1)
     return changed, why
