@@ -7,11 +7,14 @@ import torch
 from multiplying import EMU, check
 
 import weft
+from weft.base.dtypes import tolerance
 from weft.base.topology import Topology, text_of
+from weft.compiler import Settings, Shard, Tensor, all_gather, reduce_scatter, silu_mul
 from weft.ops import cards
 
 NODES = [(2, 2), (4, 4), (3, 1), (3, 2)]
 N, K = 24, 16
+WIDE = 120  # rows of so many columns are worth a relay of their sums
 
 
 def crossing(nodes: tuple[int, ...], main) -> dict[tuple[int, int], int]:
@@ -48,3 +51,59 @@ def test_gathered_rows_cross_once(nodes, m):
     rows = rows_of(nodes, m)
     assert config.transport == "relay"
     assert crossing(nodes, main) == {(i, j): rows[i] * K * 4 for i, j in pairs(nodes)}
+
+
+@pytest.mark.parametrize("m", [160, 141])
+@pytest.mark.parametrize("nodes", NODES, ids=text_of)
+@pytest.mark.parametrize("name", ["gemm_rs", "gemm_ar"])
+def test_sums_cross_once(name, nodes, m):
+    """Of a node's rows one sum of each other node; all-reduced, the result of these goes back."""
+    op, num_ranks = cards()[name], sum(nodes)
+    problem = op.problem(m=m, n=WIDE, k=K, num_ranks=num_ranks, dtype="float32", nodes=nodes)
+    config = op.choose(problem, EMU)
+
+    def main():
+        world = weft.init()
+        check(op, op.run(world, problem, op.make_inputs(problem, world.rank), config), problem,
+              world.rank)  # fmt: skip
+
+    rows, is_back = rows_of(nodes, m), name == "gemm_ar"
+    assert crossing(nodes, main) == {
+        (i, j): (rows[j] + is_back * rows[i]) * WIDE * 4 for i, j in pairs(nodes)
+    }
+
+
+def mlp(x, w1, w2):
+    gathered = all_gather(x)
+    return reduce_scatter(silu_mul(gathered @ w1) @ w2)
+
+
+# Relayed sums travel in float32, as these rows do.
+@pytest.mark.parametrize("nodes", NODES, ids=text_of)
+def test_rows_and_sums_of_a_layer_cross_once(nodes):
+    """The sums of its second product by weft's collective, behind it."""
+    m, hidden, num_ranks = 141, 120, sum(nodes)
+    layer = weft.program(
+        mesh="tp",
+        x=Tensor("float32", ("m", K), Shard(0)),
+        w1=Tensor("float32", (K, 2 * hidden), Shard(1)),
+        w2=Tensor("float32", (hidden, WIDE), Shard(0)),
+    )(mlp)
+    engines = {"gathered": "relay", layer.stages.program.results[0]: "library"}
+    layer = layer.options(settings=Settings(engines=engines))
+    x, w1, w2 = (torch.randn(*size) for size in ((m, K), (K, 2 * hidden), (hidden, WIDE)))
+    h = x @ w1
+    wanted = torch.nn.functional.silu(h[:, ::2]) * h[:, 1::2] @ w2
+
+    def main():
+        world = weft.init()
+        own = [one.chunk(num_ranks, dim)[world.rank].clone()
+               for one, dim in ((x, 0), (w1, 1), (w2, 0))]  # fmt: skip
+        got = layer(*own, world=world, m=m)
+        expected = wanted.chunk(num_ranks)[world.rank]
+        assert (got - expected).norm() <= tolerance("float32", hidden) * expected.norm()
+
+    rows = rows_of(nodes, m)
+    assert crossing(nodes, main) == {
+        (i, j): (rows[i] * K + rows[j] * WIDE) * 4 for i, j in pairs(nodes)
+    }

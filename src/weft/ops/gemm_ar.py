@@ -70,10 +70,10 @@ def candidates(problem: Problem, target: Target) -> Iterator[Config]:
     # What the last own tiles sum is not hidden: few of them.
     large = [replace(config, last=1) for config in fused(problem, target)]
     unfused = [Config(transport=UNFUSED)]
-    if target.backend == "emu":
+    if target.backend == "emu" and len(problem.nodes) <= 1:
         order = (small, large, unfused) if problem.m <= SMALL_M else (large, small, unfused)
     elif len(problem.nodes) > 1 or problem.m <= SMALL_M:
-        order = (small, unfused, large)  # between nodes there are no packets
+        order = (small, unfused, large)  # between nodes there are no packets; one sum crosses
     else:
         order = (large, unfused) if _fills(problem, large[0], target) else (unfused, large)
     for kind in order:
