@@ -44,11 +44,12 @@ PROGRAMS = {
     "relay": (ag_gemm, {"gathered": "relay"}),
     "gemm_rs": (gemm_rs, {"scattered": "sm_push"}),
     "carried": (gemm_rs, {"scattered": "ce_push"}),
+    "relayed": (gemm_rs, {"scattered": "relay"}),
 }
 
 
 # Ranks by nodes.
-NODES = {"relay": (2, 1)}
+NODES = {"relay": (2, 1), "relayed": (2, 1)}
 
 
 def compiled(name: str, nodes: tuple[int, ...]):
@@ -112,6 +113,7 @@ def run(placed, plan: Plan, nodes: tuple[int, ...]) -> None:
         "put",
         "relay",
         "carried",
+        "relayed",
         pytest.param("gemm_rs", marks=pytest.mark.slow),
     ],
 )
@@ -145,5 +147,6 @@ EXPECTED = {
     },
     "relay": {"after(main, relay)": RECORDINGS},
     "carried": {},
+    "relayed": {"after(main, relay)": RECORDINGS},
     "gemm_rs": {},
 }

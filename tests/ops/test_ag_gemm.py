@@ -369,9 +369,9 @@ def test_configurations_for_several_nodes(transport):
 @pytest.mark.parametrize(
     ("changed", "words"),
     [
-        ({"nodes": ()}, r"transport='relay' .* on ranks by nodes \(\); .* take .*'sm_push'"),
+        ({"nodes": ()}, r"transport='relay' on ranks by nodes \(\); .* take .*'sm_push'"),
         ({"nodes": (1,) * 4}, "one of several ranks"),
-        ({"dtype": "float8_e4m3fn"}, "float8_e4m3fn with scales .* take .*'sm_push'"),
+        ({"dtype": "float8_e4m3fn"}, "float8_e4m3fn; scales are not relayed: take .*'sm_push'"),
     ],
 )
 def test_what_is_not_relayed(changed, words):

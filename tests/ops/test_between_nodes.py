@@ -73,37 +73,51 @@ def test_sums_cross_once(name, nodes, m):
     }
 
 
+def gemm_rs(a, b):
+    return reduce_scatter(a @ b)
+
+
 def mlp(x, w1, w2):
-    gathered = all_gather(x)
-    return reduce_scatter(silu_mul(gathered @ w1) @ w2)
+    return reduce_scatter(silu_mul(all_gather(x) @ w1) @ w2)
 
 
-# Relayed sums travel in float32, as these rows do.
+HIDDEN = 120  # pairs of columns for 4, 5 and 8 ranks
+LAYERS = {
+    gemm_rs: {"a": ("m", HIDDEN, Shard(1)), "b": (HIDDEN, WIDE, Shard(0))},
+    mlp: {"x": ("m", K, Shard(0)), "w1": (K, 2 * HIDDEN, Shard(1)), "w2": (HIDDEN, WIDE, Shard(0))},
+}
+
+
+@pytest.mark.parametrize("sums", ["relay", "library"])
+@pytest.mark.parametrize("m", [160, 141])
 @pytest.mark.parametrize("nodes", NODES, ids=text_of)
-def test_rows_and_sums_of_a_layer_cross_once(nodes):
-    """The sums of its second product by weft's collective, behind it."""
-    m, hidden, num_ranks = 141, 120, sum(nodes)
-    layer = weft.program(
-        mesh="tp",
-        x=Tensor("float32", ("m", K), Shard(0)),
-        w1=Tensor("float32", (K, 2 * hidden), Shard(1)),
-        w2=Tensor("float32", (hidden, WIDE), Shard(0)),
-    )(mlp)
-    engines = {"gathered": "relay", layer.stages.program.results[0]: "library"}
+@pytest.mark.parametrize("function", LAYERS)
+def test_rows_and_sums_of_programs_cross_once(function, nodes, m, sums):
+    """Sums beside the product, tile by tile, or by weft's collective behind it. In float32, as the
+    collective sends them."""
+    num_ranks = sum(nodes)
+    types = {name: Tensor("float32", sizes[:-1], sizes[-1])
+             for name, sizes in LAYERS[function].items()}  # fmt: skip
+    layer = weft.program(mesh="tp", **types)(function)
+    tasks = layer.stages.program.tasks
+    by = {"all_gather": "relay", "reduce_scatter": sums}
+    engines = {one.name: by[one.kind] for one in tasks if one.kind in by}
     layer = layer.options(settings=Settings(engines=engines))
-    x, w1, w2 = (torch.randn(*size) for size in ((m, K), (K, 2 * hidden), (hidden, WIDE)))
-    h = x @ w1
-    wanted = torch.nn.functional.silu(h[:, ::2]) * h[:, 1::2] @ w2
+    sizes = [[m if size == "m" else size for size in one.sizes] for one in types.values()]
+    whole = [torch.randn(*size) for size in sizes]
+    dims = [one.placement.dim for one in types.values()]
+    wanted = whole[0] @ whole[1]
+    if function is mlp:
+        wanted = torch.nn.functional.silu(wanted[:, ::2]) * wanted[:, 1::2] @ whole[2]
 
     def main():
         world = weft.init()
-        own = [one.chunk(num_ranks, dim)[world.rank].clone()
-               for one, dim in ((x, 0), (w1, 1), (w2, 0))]  # fmt: skip
+        own = [one.chunk(num_ranks, dim)[world.rank].clone() for one, dim in zip(whole, dims)]
         got = layer(*own, world=world, m=m)
         expected = wanted.chunk(num_ranks)[world.rank]
-        assert (got - expected).norm() <= tolerance("float32", hidden) * expected.norm()
+        assert (got - expected).norm() <= tolerance("float32", HIDDEN) * expected.norm()
 
-    rows = rows_of(nodes, m)
+    rows, is_gathered = rows_of(nodes, m), function is mlp
     assert crossing(nodes, main) == {
-        (i, j): (rows[i] * K + rows[j] * WIDE) * 4 for i, j in pairs(nodes)
+        (i, j): (rows[i] * K * is_gathered + rows[j] * WIDE) * 4 for i, j in pairs(nodes)
     }

@@ -90,11 +90,9 @@ class Config(schedules.Config):
                 f"transport={self.transport!r} of {dtype}; scales do not travel as packets: take "
                 f"transport={SM_PUSH!r}"
             )
-        if self.transport == RELAY and not can_relay(problem):
-            what = f"{dtype} with scales" if problem.scaling else "16 or 32 bits"
+        if self.transport == RELAY and problem.scaling:
             yield (
-                f"transport={self.transport!r} of {what} on ranks by nodes {problem.nodes}; it "
-                "takes operands without scales and several nodes, one of several ranks: take "
+                f"transport={self.transport!r} of {dtype}; scales are not relayed: take "
                 f"transport={SM_PUSH!r}"
             )
         if self.template == "sm90" and self.transport == SM_PUSH and len(problem.nodes) > 1:
@@ -143,10 +141,9 @@ def programs_on(target: Target, transport: str = "") -> int:
 
 
 def can_relay(problem: Any) -> bool:
-    """Are there other nodes, and near ranks to pass their rows on to? Scales go before rows to all
-    ranks, whom the words of those who pass rows on do not tell of them."""
-    is_far = len(problem.nodes) > 1 and max(problem.nodes) > 1
-    return is_far and not problem.scaling and RELAY in problem.transports
+    """Can other nodes' rows be passed on to near ranks? Scales go before rows to all ranks, whom
+    the words of those who pass rows on do not tell of them."""
+    return schedules.can_relay(problem) and not problem.scaling
 
 
 def straddles(problem: Any, config: Schedule) -> bool:

@@ -78,6 +78,11 @@ class Config(Schedule):
                 f"{way} on {num_nodes} nodes; {what} reach the ranks of one node only: take "
                 f"transport={SM_PUSH!r}"
             )
+        if self.transport == RELAY and not can_relay(problem):
+            yield (
+                f"{way} on ranks by nodes {problem.nodes}; it takes several nodes, one of several "
+                f"ranks: take transport={SM_PUSH!r}"
+            )
         if self.template == "sm90" and self.is_by_packets:
             yield f"template='sm90' with {way}; take template='plain'"
         if self.template == "sm90" and not problem.can_use_sm90(target):
@@ -144,6 +149,12 @@ def fused(problem: Any, target: Target) -> Iterator[Config]:
         yield (one := _cut(replace(cut, tile_m=height), problem))
         if cut is cuts[0]:
             yield from _by_engines(one, problem)
+
+
+def can_relay(problem: Any) -> bool:
+    """Are there other nodes, and near ranks for whom one deals with them?"""
+    is_far = len(problem.nodes) > 1 and max(problem.nodes) > 1
+    return is_far and RELAY in problem.transports
 
 
 def by_packets(problem: Any, target: Target, one_shot_rows: int) -> list[Config]:

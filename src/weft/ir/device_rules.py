@@ -93,8 +93,11 @@ def _fields(plan: Plan) -> Iterator[tuple[str, Place]]:
             )
 
 
-_CHANNEL_WORDS = {"cuts": ("whole", "part", "each", "experts"), "to": ("all", "owner", "engine"),
-                  "by": ("word", "packet")}  # fmt: skip
+_CHANNEL_WORDS = {
+    "cuts": ("whole", "part", "each", "experts"),
+    "to": ("all", "owner", "partner", "engine"),
+    "by": ("word", "packet"),
+}
 _LAUNCH_WORDS = {"template": ("", *TEMPLATES), "programs": PROGRAMS}
 
 
@@ -306,6 +309,13 @@ def _credits(plan: Plan) -> Iterator[tuple[str, Place]]:
         if not behind:
             message = f"{text.word(type(steps[i - 1]))} writes the slot before credits are taken"
             yield f"{message}: other ranks may still read what it held", steps[i - 1].place
+    for i in {*users, *takers}:
+        if isinstance(steps[i - 1], Launch) and not moments.order.before(
+            [Moment(0, "end")], [Moment(i, "begin")]
+        ):
+            message = f"a launch on stream {steps[i - 1].stream} may be ahead of the caller's, and "
+            message += "takes the last call's number for this one's"
+            yield f"{message}: it must come after the stream main", steps[i - 1].place
     givers = [i for i, step in enumerate(steps, 1) if getattr(step, "gives", False)]
     if len(givers) != 1:
         yield f"{plan.name} gives its slot back {len(givers)} times; once is right", plan.place

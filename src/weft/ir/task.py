@@ -44,7 +44,7 @@ STAGES = ("traced", "placed", "fused", "tiled", "planned")
 # and need neither rows on the heap nor ranks that meet first.
 ENGINES = {
     "all_gather": ("ce_push", "sm_push", "relay", "sm_put", "feed", "pushers", "one_shot_ll"),
-    "reduce_scatter": ("sm_push", "sm_put", "ce_push"),
+    "reduce_scatter": ("sm_push", "relay", "sm_put", "ce_push"),
     "all_reduce": ("sm_push", "sm_put", "one_shot_ll", "two_shot_ll"),
 }
 LL = ("one_shot_ll", "two_shot_ll")
@@ -65,7 +65,8 @@ class Task:
     `kernel` is there from `fused` on: tasks of one kernel run as one; a task without is a call of a
     library. A product's tile is (rows, columns) or (rows, columns, k). From `planned` on: of a
     collective its `engine` and `chunks`; of a kernel's first task `order`, `programs`, `spare` (SMs
-    left free), `split_k`. The persistent kernel has `split_k` of each of its products.
+    left free), `split_k`; of sums that are relayed `relayed`, as many parts as a rank has to add up
+    for other nodes, and `spare`. The persistent kernel has `split_k` of each of its products.
     """
 
     name: str
@@ -90,6 +91,7 @@ class Task:
     order: str = ""
     programs: str = ""
     spare: int = 0
+    relayed: int = 0
     split_k: int = 1
     place: Place = UNKNOWN
 

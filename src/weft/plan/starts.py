@@ -15,12 +15,15 @@ from weft.language.mapping import StaticMapping
 from weft.plan import moving, scales
 from weft.plan.launches import KernelLaunch, Start
 from weft.plan.memory import Memory
+from weft.plan.product_launches import Product
 from weft.plan.sizes import SizedPlan
 from weft.tiles import relay
 
 # Elements that a program moves at once, and rows' bytes that a program stages at least.
 BLOCK, STAGE_BYTES = 8192, 1 << 18
 WARPS = 8
+# Elements of a tile that a relay sums at once.
+SUMMED = 4096
 MOVES = ("stage", "edges", "all_gather", "push_scales", RELAY)
 
 Tensors = Mapping[str, torch.Tensor]
@@ -108,6 +111,9 @@ class Starts:
                 place=step.place,
             )
         (name,), target = step.body[0].operands, step.body[0].result
+        makers = [one for one in self.launches.values() if name in one.launch.pushes]
+        if kind == RELAY and makers:
+            return self._relaying(step, makers[0], bound, slot)
         columns = self.sized.shape(name)[1]
         split = StaticMapping.of(self.sized.shape(target)[0], self.world.num_ranks, chunks=1)
         if kind == "push_scales":
@@ -140,6 +146,24 @@ class Starts:
         if kind == "all_gather":
             given = (*given, step.order == "hierarchical_gather")
         return Start(function, (programs, 1, 1), (*given, BLOCK), {"num_warps": WARPS})
+
+    def _relaying(self, step: Launch, product: KernelLaunch, bound: Tensors, slot: Any) -> Start:
+        """Of a product's tiles for other nodes' ranks one sum of this node's shares, to each."""
+        assert isinstance(product, Product)
+        words = [self.memory.signals_of(slot, name) for name in (*step.awaits, *step.announces)]
+        if len(words) != 2:
+            raise UnsupportedError(
+                f"{step.kernel}: awaits={step.awaits}, announces={step.announces}; a relay of sums "
+                "waits for shares and announces what it has added up", place=step.place,
+            )  # fmt: skip
+        parts, tile_n = product.parts, product.tile[1]
+        resident = max(1, self.world.target.num_sms - step.spare)
+        programs = max(1, min(resident, parts.tiles_m * parts.num_n))
+        given = (
+            *(bound[name] for name in (*step.reads, *step.pushes)), *words, slot.arg, parts,
+            product.groups, self.world.arg, tile_n, max(1, SUMMED // tile_n),
+        )  # fmt: skip
+        return Start(relay.relay_tiles, (programs, 1, 1), given, {"num_warps": WARPS})
 
     def _tile_rows(self, gathered: str) -> int:
         """The height of the tiles in which gathered rows are read; where products differ, more than

@@ -8,6 +8,8 @@ need not know the sizes.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from math import ceil
 from typing import Any, NamedTuple
 
 import triton
@@ -16,6 +18,7 @@ import triton.language as tl
 import weft.language as wl
 from weft.language import mapping, slots
 from weft.tiles import move, nodes, reduce
+from weft.tiles.hooks import partition
 
 # ---------------------------------------------------------------------------------------------
 # Rows to all ranks
@@ -142,6 +145,11 @@ class Groups(NamedTuple):
     per_node: Any
 
 
+def groups_among(nodes: Sequence[int]) -> Groups:
+    """For nodes of so many ranks."""
+    return Groups(len(nodes), max(nodes), ceil(max(nodes) / min(nodes)))
+
+
 class Sent(NamedTuple):
     """Arguments of `_emit_send`."""
 
@@ -157,7 +165,19 @@ def _emit_send(i, total, mask, args):
 
 
 @triton.jit
-def _group_of(world, shard, groups):
+def parts_of(groups):
+    """How many parts a relay has room for."""
+    return groups.num_nodes * groups.per_node * groups.largest
+
+
+@triton.jit
+def place_of(world, shard, rank, groups):
+    """Which of them is that of `rank`, where its partner on this node relays shard `shard`."""
+    return group_of(world, shard, groups) + nodes.seat_of(world, rank, wl.node(world))
+
+
+@triton.jit
+def group_of(world, shard, groups):
     """The first part of shard `shard` in the slot of the rank that relays it here."""
     node, here = nodes.node_of(world, shard), wl.node(world)
     seat = nodes.seat_of(world, shard, node) // nodes.node_size(world, here)
@@ -204,7 +224,7 @@ def relay_sums(x, out, parts, partials, parts_ready, partials_ready, slot, shard
         shard = (rank + hop) % world.num_ranks
         to = nodes.partner_of(world, shard, node)
         if to != rank:
-            place = _group_of(world, shard, groups) + seat
+            place = group_of(world, shard, groups) + seat
             piece = move.own_piece(x, shards, shard, vec)
             received = parts + stride * place + piece.offset
             move.send(world, received, x + piece.first, piece.size, to, block)
@@ -214,7 +234,7 @@ def relay_sums(x, out, parts, partials, parts_ready, partials_ready, slot, shard
         shard = (rank + hop) % world.num_ranks
         if not wl.is_near(world, shard):
             if nodes.partner_of(world, shard, node) == rank:
-                first = _group_of(world, shard, groups)
+                first = group_of(world, shard, groups)
                 piece = move.own_piece(x, shards, shard, vec)
                 _await_group(world, parts_ready, e, first, seat, size)
                 received = parts + stride * first + piece.offset
@@ -227,7 +247,7 @@ def relay_sums(x, out, parts, partials, parts_ready, partials_ready, slot, shard
                 word = move.signal_of(partials_ready, node)
                 wl.notify(world, word, e, to=shard, op=wl.SignalOp.SET)
     own = move.own_piece(x, shards, rank, vec)
-    first = _group_of(world, rank, groups)
+    first = group_of(world, rank, groups)
     _await_group(world, parts_ready, e, first, seat, size)
     for other in range(groups.num_nodes):
         if other != node:
@@ -239,3 +259,61 @@ def relay_sums(x, out, parts, partials, parts_ready, partials_ready, slot, shard
         reduce.emit_store, reduce.Stored(out + own.offset), block,
     )  # fmt: skip
     move.end(world, slot, e)
+
+
+@triton.jit
+def _sum_tile(world, relayed, partials, at, parts, first, size, shard, tile_n: tl.constexpr,
+              block_m: tl.constexpr):  # fmt: skip
+    """The sum of a node's parts of a tile -> its owner's partials, this rank's part of them."""
+    n = parts.n
+    columns = at.i_n * tile_n + tl.arange(0, tile_n)[None, :]
+    stride = tl.cast(n, tl.int64) * parts.rows
+    received = relayed + stride * first
+    there = partials + stride * wl.rank(world)
+    for row in range(0, parts.tile_m, block_m):
+        rows = row + tl.arange(0, block_m)[:, None]
+        mask = (rows < parts.tile_m) & (at.row + rows < at.end) & (columns < n)
+        i = (at.row + rows).to(tl.int64) * n + columns
+        # No part is this rank's elsewhere: its own product has brought its own one, too.
+        total = reduce.add(size, reduce.load_part, reduce.Parts(received, received, stride, -1),
+                           i, mask)  # fmt: skip
+        wl.put(world, there + i, total.to(partials.dtype.element_ty), to=shard, mask=mask)
+
+
+@triton.jit
+def relay_tiles(relayed, partials, relayed_ready, partials_ready, slot, parts, groups, world,
+                tile_n: tl.constexpr, block_m: tl.constexpr):  # fmt: skip
+    """Sums of this node's shares of other nodes' tiles, beside the product that makes them. Words:
+    those of tiles (partition.signal_of); relayed_ready by `place_of`, partials_ready by the rank
+    that has sent. Who gives a share has credits of all ranks, so none are waited for. All programs
+    must be resident, and no more than a rank has own tiles"""
+    rank, e = wl.rank(world).to(tl.int32), slots.slot_epoch(slot)
+    node, tiles = wl.node(world), parts.tiles_m * parts.num_n
+    size, num_ranks = nodes.node_size(world, node), world.num_ranks
+    for tile in range(tl.program_id(0), tiles, tl.num_programs(0)):
+        at = partition.Owned(tile // parts.num_n, tile % parts.num_n, rank, 0, 0)
+        for part in range(parts.words):
+            # By this word the product knows that this program has read the epoch.
+            word = partition.signal_of(partials_ready, at, part, rank, num_ranks, parts)
+            # weft: equivalent-mutant narrow of notify: this rank's own product waits for it
+            wl.notify(world, word, e, to=rank, op=wl.SignalOp.SET)
+    for hop in range(1, num_ranks):
+        shard = (rank + hop) % num_ranks
+        if not wl.is_near(world, shard):
+            if nodes.partner_of(world, shard, node) == rank:
+                first = group_of(world, shard, groups)
+                end = min(max(parts.m - shard * parts.rows, 0), parts.rows)
+                for tile in range(tl.program_id(0), tiles, tl.num_programs(0)):
+                    i_m = tile // parts.num_n
+                    at = partition.Owned(i_m, tile % parts.num_n, shard, i_m * parts.tile_m, end)
+                    for part in range(parts.words):
+                        for other in range(size):
+                            word = partition.signal_of(
+                                relayed_ready, at, part, first + other, parts_of(groups), parts
+                            )
+                            wl.wait(word, e, world=world)  # pairs with hooks.relayed.notify_partner
+                    _sum_tile(world, relayed, partials, at, parts, first, size, shard, tile_n,
+                              block_m)  # fmt: skip
+                    for part in range(parts.words):
+                        word = partition.signal_of(partials_ready, at, part, rank, num_ranks, parts)
+                        wl.notify(world, word, e, to=shard, op=wl.SignalOp.SET)

@@ -51,9 +51,12 @@ def test_every_plan_ends_on_all_ranks(path, m, num_ranks):
     plan = golden(path.stem)
     found = predict(plan, {"m": m}, num_ranks, H200X4)
     assert {span.rank for span in found.spans} == set(range(num_ranks)) and found.end_us < 1e4
-    # Where parts are whole tiles there are no edges to copy.
-    launches = {one.kernel for one in plan.of(device.Launch)
-                if [do.kind for do in one.body] != ["edges"]}  # fmt: skip
+    # Where parts are whole tiles there are no edges to copy; on one node no sums are relayed.
+    launches = {
+        one.kernel
+        for one in plan.of(device.Launch)
+        if [do.kind for do in one.body] != ["edges"] and not device.adds_up(one)
+    }
     for rank in range(num_ranks):
         assert launches <= {span.name for span in of_kind(found, rank, "kernel")}
         assert all(span.start_us <= span.end_us for span in found.spans)
@@ -263,6 +266,18 @@ def test_relayed_rows_cross_once_to_each_node(nodes):
                                       for size in nodes)  # fmt: skip
     by_puts = predict(golden("ag_gemm_nodes"), sizes, num_ranks, H200X4, nodes)
     assert found.end_us < by_puts.end_us
+
+
+@pytest.mark.parametrize("nodes", [(2, 2), (4, 4), (3, 2), (3, 1)])
+def test_relayed_sums_cross_once_to_each_rank_of_another_node(nodes):
+    num_ranks = sum(nodes)
+    plan, sizes = golden("gemm_rs_relay"), {"m": 1024 * num_ranks}
+    found = predict(plan, sizes, num_ranks, H200X4, nodes)
+    at, crossed = PlanAt(plan, sizes, num_ranks, nodes), 0
+    for span in (one for rank in range(num_ranks) for one in of_kind(found, rank, "transfer")):
+        if at.node_of[span.rank] != at.node_of[int(span.name.split()[-1])]:
+            crossed += int(span.name.split()[0])
+    assert crossed == 1024 * 4096 * 2 * num_ranks * (len(nodes) - 1)
 
 
 @pytest.mark.parametrize("causal", [True, False])

@@ -141,7 +141,7 @@ def of_rows(collective: Task, facts: Facts) -> list[Way]:
     or, few rows, by every rank."""
     assert collective.type is not None
     if collective.kind == "reduce_scatter":
-        return [Way(ENGINES["reduce_scatter"][facts.num_nodes > 1], (), "tiles", 0.0)]
+        return [Way("sm_put" if facts.num_nodes > 1 else "sm_push", (), "tiles", 0.0)]
     rows, columns = (number(size, facts.sizes) for size in collective.type.sizes)
     num_bytes = rows * columns * DTYPES[collective.type.dtype].itemsize
     ways = sums_of_rows(rows, num_bytes, facts.num_ranks, facts.num_nodes, facts.target)
@@ -325,7 +325,7 @@ def predicted_us(
         assert isinstance(chunks, int)
         us = products.staged_us(shape, machine, chunks)
     elif collective.kind == "reduce_scatter":
-        us = products.scattered_us(shape, machine)
+        us = products.scattered_us(shape, machine, engine=engine)
     else:
         us = products.reduced_us(shape, machine, engine)
     return round(us, 3)

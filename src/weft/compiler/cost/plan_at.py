@@ -84,6 +84,11 @@ class PlanAt:
         """Who passes its rows on, on each other node: as tiles/nodes.py says it."""
         return [there[self._seat(rank) % len(there)] for there in self._others(rank)]
 
+    def partner_here(self, rank: int, shard: int) -> int:
+        """Who adds up on a rank's node what a rank of another one gets; or that rank, if near."""
+        there = self._ranks_of[self.node_of[rank]]
+        return shard if shard in there else there[self._seat(shard) % len(there)]
+
     def relayed_by(self, rank: int) -> list[int]:
         """The ranks of other nodes whose rows it passes on."""
         seat, size = self._seat(rank), len(self._ranks_of[self.node_of[rank]])

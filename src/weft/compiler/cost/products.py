@@ -306,15 +306,25 @@ def combine_us(product: Product, machine: Hardware, gbps: float) -> float:
     return own_bytes / (gbps * min(machine.num_sms, num_m * num_n)) / 1e3
 
 
-def scattered_us(product: Product, machine: Hardware, *, by_tma: bool = False) -> float:
+def scattered_us(
+    product: Product, machine: Hardware, *, by_tma: bool = False, engine: str = "sm_push"
+) -> float:
     """The product, then reduce-scatter of its rows: other ranks' tiles first, own ones last."""
     num_m, num_n = product.tiles
-    programs = machine.num_sms
+    is_relayed = engine == "relay"
+    programs = machine.num_sms - RELAYS * is_relayed
     each = tile_us(product, machine)
     alone = multiply_us(product, machine, programs) + leaving_us(product, machine, by_tma)
     part_bytes = product.m * product.n * product.itemsize / product.num_ranks
     # The last tiles for others leave when own ones begin, and are needed when those end.
     sent_us = _sent_us(product, machine, part_bytes, machine.push_gbps) + machine.signal_us
+    if is_relayed:
+        # Near ranks' tiles and what partners add up by NVLink; of other nodes' rows one sum.
+        gbps = min(machine.push_gbps, RELAYS * machine.pusher_gbps)
+        near_us, far_us = relayed_us(product, machine, part_bytes, gbps, num_m * num_n)
+        shares = product.ranks_of_node * (product.num_nodes - 1)
+        added_us = shares * part_bytes / (RELAYS * machine.combine_gbps) / 1e3
+        sent_us = max(near_us, far_us, added_us) + machine.signal_us
     own_us = num_m / product.num_ranks * num_n * each / programs
     added_us = combine_us(product, machine, machine.combine_gbps)
     exposed = max(0.0, sent_us - (alone - own_us), machine.signal_us)

@@ -232,8 +232,9 @@ def _kernel(program: Program, unit: tuple[Task, ...]) -> Unit:
         return _staged(program, unit, buffers, on_heap)
     fed = tuple(one for one in program.gathers(first) if one.engine in INSIDE)
     names = [one.name for one in (*fed, *on_heap)]
+    read = [name for name in names if name != buffers.relayed]
     launch = Launch(
-        first.kernel, tuple(dict.fromkeys((*_reads(program, unit), *names))), made, tuple(names),
+        first.kernel, tuple(dict.fromkeys((*_reads(program, unit), *read))), made, tuple(names),
         template="small" if any(one.engine in LL for one in fed) else _template(unit),
         body=tuple(Do(one.kind, one.operands, one.name, one.eps, one.scaling)
                    for one in (*fed, *unit)),
@@ -241,7 +242,16 @@ def _kernel(program: Program, unit: tuple[Task, ...]) -> Unit:
         split_k=first.split_k, place=first.place,
     )  # fmt: skip
     results = tuple(_buffer(program.task(name)) for name in made)
-    return Unit((*on_heap, *results), (launch,))
+    steps: tuple[Step, ...] = (launch,)
+    if buffers.relayed:  # queued first, since it goes on beside the product
+        relay = Launch(
+            first.kernel.replace("_multiply", "_relay_sums"), (buffers.relayed,),
+            pushes=(buffers.partials,), stream=RELAYS, template="move",
+            body=(Do(RELAY, (buffers.relayed,), buffers.partials),), programs="resident",
+            spare=unit[-1].spare, place=unit[-1].place,
+        )  # fmt: skip
+        steps = (relay, launch)
+    return Unit((*on_heap, *results), steps)
 
 
 def _template(unit: Sequence[Task]) -> str:
@@ -302,6 +312,9 @@ def _symmetric_of(program: Program, unit: Sequence[Task], buffers: SumBuffers) -
     role = "packets" if total.engine in LL else "symmetric"
     sizes = (NUM_RANKS, rows, kind.sizes[1])
     found = [Buffer(buffers.partials, kind.dtype, sizes, role, place=total.place)]
+    if buffers.relayed:
+        sizes = (total.relayed, *sizes[1:])
+        found.append(Buffer(buffers.relayed, kind.dtype, sizes, role, place=total.place))
     for value, name in buffers.gathered.items():
         of = _type(program.task(value))
         found.append(Buffer(name, of.dtype, of.sizes, role, place=total.place))
