@@ -476,7 +476,7 @@ launch(add_up, (relayed,), pushes=(partials,), awaits=(given,), announces=(ready
 template=move, body=(Do(relay, (relayed,), partials),), programs=resident)
 launch(multiply, (a, b, partials), writes=(c,), pushes=(partials, relayed), awaits=(ready,), \
 announces=(ready, given), template=gemm, body=(Do(matmul, (a, b), p), Do(reduce_scatter, (p,), c)),\
- tile=(128, 128, 64), order=scatter, programs=resident, takes=True, gives=True)
+ tile=(128, 128, 64), order=scatter, programs=resident, spare=16, takes=True, gives=True)
 after(main, relay)
 """
 
@@ -495,6 +495,7 @@ after(main, relay)
         (", given)", ",)", "paired", "given is waited for and nobody announces it"),
         # A share says that who gives it has credits.
         (", takes=True", "", "credits", "launch writes the slot before credits are taken"),
+        (", spare=16", "", "resident", "multiply leaves no SM to add_up, which goes on beside it"),
         # The other way round says nothing of when it begins.
         ("after(relay, main)\n", "after(main, relay)\n", "credits", "may be ahead of the caller's"),
         ("cuts=part, to=partner", "cuts=part, to=relay", "fields", "has to=relay"),

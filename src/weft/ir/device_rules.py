@@ -30,6 +30,7 @@ from weft.ir.device import (
     announced,
     are_apart,
     awaited,
+    is_relay,
 )
 from weft.ir.legality import Rule, Violation, legal, run
 from weft.ir.order import Moment
@@ -272,7 +273,10 @@ def _turns(
 
 
 def _resident(plan: Plan) -> Iterator[tuple[str, Place]]:
-    """Of one launch, over other steps: programs that wait for what follows from their own tiles."""
+    """Of one launch, over other steps: programs that wait for what follows from their own tiles.
+
+    And a relay, whose programs hold their SMs until a later launch has given it all.
+    """
     for i, launch in enumerate(plan.steps, 1):
         if not isinstance(launch, Launch) or launch.programs == "resident":
             continue
@@ -281,6 +285,29 @@ def _resident(plan: Plan) -> Iterator[tuple[str, Place]]:
             if plan.moments.order.before(sent, [Moment(i, "arrived", name)]):
                 said = f"{launch.kernel} waits for {name}, which follows from what it announces"
                 yield f"{said}: programs={launch.programs} must be resident", launch.place
+
+    for i, relay in enumerate(plan.steps, 1):
+        before = [(j, one) for j, one in enumerate(plan.steps[: i - 1], 1)
+                  if isinstance(one, Launch) and one.stream != relay.stream]  # fmt: skip
+        if not is_relay(relay):
+            continue
+        behind = [one for one in plan.steps[i:]
+                  if isinstance(one, Launch) and one.stream != relay.stream]  # fmt: skip
+        if behind and behind[0].programs == "resident" and not behind[0].spare:
+            message = (
+                f"{behind[0].kernel} leaves no SM to {_kernel(relay)}, which goes on beside it"
+            )
+            yield message, behind[0].place
+        if not before:
+            continue
+        j, last = before[-1]
+        if not plan.moments.order.before([Moment(j, "end")], [Moment(i, "begin")]):
+            message = f"launch of {_kernel(relay)} may hold SMs while {last.kernel} asks for all"
+            yield f"{message}: it must come after stream {last.stream}", relay.place
+
+
+def _kernel(step: Step) -> str:
+    return step.kernel if isinstance(step, Launch) else text.word(type(step))
 
 
 def _joined(plan: Plan) -> Iterator[tuple[str, Place]]:

@@ -25,6 +25,7 @@ from weft.ir.device import (
     NUM_RANKS,
     RELAY,
     Buffer,
+    Call,
     Copy,
     Do,
     Launch,
@@ -33,6 +34,7 @@ from weft.ir.device import (
     Statement,
     Step,
     Tiles,
+    is_relay,
     scales_of,
 )
 from weft.ir.kinds import GATHERED
@@ -54,13 +56,25 @@ def draw(program: Program) -> Plan:
     an order that they can run."""
     drawn = [_drawn(program, unit) for unit in units(program)]
     buffers = [one for unit in drawn for one in unit.buffers]
-    steps = [step for unit in drawn for step in unit.steps]
+    steps = relays_late([step for unit in drawn for step in unit.steps])
     inputs = [_buffer(task, "input") for task in program.tasks if task.kind == "input"]
     statements: list[Statement] = [*program.choices, *inputs, *buffers]
     return Plan(
         program.name, program.mesh, (*statements, *channels_of(program), *steps), program.results,
         "drawn", program.place,
     )  # fmt: skip
+
+
+def relays_late(steps: Sequence[Step]) -> list[Step]:
+    """Each relay right before the first step that reads what it brings, which leaves SMs to it."""
+    found = list(steps)
+    for relay in filter(is_relay, steps):
+        assert isinstance(relay, Launch)
+        found.remove(relay)
+        reads = [i for i, one in enumerate(found) if isinstance(one, Launch | Call)
+                 and {*relay.pushes} & {*one.reads}]  # fmt: skip
+        found.insert(reads[0], relay)
+    return found
 
 
 @dataclass(frozen=True)
