@@ -32,8 +32,8 @@ from weft.ir.device import Launch, Plan
 from weft.verify.mutants.core_ir import mutations
 
 ENGINES = {
-    "all_gather": ("ce_push", "sm_push", "sm_put", "pushers"),
-    "reduce_scatter": ("sm_push", "ce_push", "sm_put"),
+    "all_gather": ("ce_push", "sm_push", "sm_put", "relay", "pushers"),
+    "reduce_scatter": ("sm_push", "ce_push", "sm_put", "relay"),
     "all_reduce": ("sm_push", "one_shot_ll", "two_shot_ll", "sm_put"),
 }
 # How many ranks, and how many on each node; () is one node.

@@ -140,19 +140,44 @@ def test_over_several_nodes_libraries_are_not_always_first():
     }  # fmt: skip
     for function in (operators.ag_gemm, operators.gemm_rs, operators.gemm_ar):
         assert found[function, (1, 1), 8192] == found[function, (1, 1), 32768] == "sm_put"
-        # With more ranks on a node each rank's rows cross to many by one port: a ring's cross once.
-        assert found[function, (4, 4), 8192] == "library"
-    assert found[operators.gemm_rs, (2, 2), 8192] == "sm_put"
+    for nodes in ((2, 2), (4, 4)):
+        assert found[operators.ag_gemm, nodes, 8192] == found[operators.gemm_rs, nodes, 8192]
+        assert found[operators.ag_gemm, nodes, 8192] == "relay"
+    # With more ranks on a node each rank's sums cross to many by one port: a ring's cross once.
+    assert found[operators.gemm_ar, (4, 4), 8192] == "library"
     stages = overlap(placed(operators.ag_gemm), Facts({"m": 8192}, 2, nodes=(1, 1)))
     assert stages.program.task("gathered").engine == "sm_put"
 
 
 def test_other_nodes_are_reached_by_puts():
     facts = {"sizes": {"m": 8192}, "num_ranks": 4, "nodes": (2, 2)}
-    for function, name in ((operators.ag_gemm, "gathered"), (operators.gemm_rs, "scattered")):
-        assert engine(function, name, **facts) in ("sm_put", "")  # or a library, as the model says
+    assert engine(operators.ag_gemm, "gathered", **facts) == "relay"
+    assert engine(operators.gemm_rs, "scattered", **facts) == "relay"
+    # Or a library, as the model says.
+    assert engine(operators.gemm_ar, "reduced", **facts) in ("sm_put", "")
+    # A row that is passed on has a signal more on its way than one that is put.
+    assert engine(operators.ag_gemm, "gathered", **facts | {"sizes": {"m": 4}}) in ("sm_put", "")
     emulated = facts | {"target": parse_target("emu")}
-    assert engine(operators.ag_gemm, "gathered", **emulated) == "sm_put"
+    assert engine(operators.ag_gemm, "gathered", **emulated) == "relay"
+    # Nobody is there to pass rows on to.
+    alone = emulated | {"num_ranks": 2, "nodes": (1, 1)}
+    assert engine(operators.ag_gemm, "gathered", **alone) == "sm_put"
+
+
+def test_what_is_relayed_takes_longer_the_more_nodes_there_are():
+    """A rank's port brings a part of each other node; near links what is passed on."""
+    times = [over_nodes(operators.ag_gemm, "gathered", 8192, (8 // n,) * n) for n in (2, 4)]
+    assert times[0]["relay"] < times[1]["relay"]
+    assert all(one["relay"] < one["sm_put"] for one in times)
+    assert "relay" not in over_nodes(operators.ag_gemm, "gathered", 8192, (1,) * 8)
+    assert "relay" not in over_nodes(operators.ag_gemm, "gathered", 8192, (8,))
+
+
+def test_rows_are_not_relayed_where_no_sm_is_to_spare():
+    facts = Facts({"m": 64}, 4, replace(parse_target("emu"), num_sms=1), (2, 2))
+    program = placed(operators.ag_gemm)
+    found = ways(program, [program.task("product")], program.task("gathered"), facts)
+    assert {way.engine for way in found} == {"sm_put"}
 
 
 def test_one_rank_copies_nothing():
@@ -176,7 +201,7 @@ def test_where_no_machine_was_measured_nothing_is_predicted_and_the_choice_says_
             f"nothing is predicted for {target}, of which no machine was measured"
         )
     far = overlap(placed(operators.ag_gemm), replace(facts, nodes=(2, 2)))
-    assert far.program.task("gathered").engine == "sm_put"
+    assert far.program.task("gathered").engine == "relay"
 
 
 def test_libraries_one_after_the_other_are_one_of_the_ways():

@@ -37,6 +37,12 @@ PLANS = {
     "ag_gemm_nodes": (
         operators.ag_gemm, {"engines": {"gathered": "sm_put"}, "nodes": (2, 2), **WIDE},
     ),
+    "ag_gemm_relay": (
+        operators.ag_gemm, {"engines": {"gathered": "relay"}, "nodes": (2, 2), **WIDE},
+    ),
+    "gemm_rs_relay": (
+        operators.gemm_rs, {"engines": {"scattered": "relay"}, "nodes": (2, 2), **WIDE},
+    ),
     "gemm_ar_nodes": (
         operators.gemm_ar, {"engines": {"reduced": "sm_put"}, "nodes": (2, 2), **WIDE},
     ),

@@ -87,8 +87,9 @@ def test_random_layers(ranks, num_ranks: int):
 
 
 def test_layers_over_two_nodes(ranks):
-    """Rows and sums are put; nobody has an address in another node."""
-    programs = {seed: random_layers(seed, 4) for seed in range(3)}
+    """Rows are put or relayed and sums are put; nobody has an address in another node."""
+    programs = {seed: random_layers(seed, 4) for seed in (0, 1, 2, 5)}
+    programs |= {-seed: relayed(random_layers(seed, 4)) for seed in (5, 6)}
 
     def main():
         world = weft.init()
@@ -100,7 +101,14 @@ def test_layers_over_two_nodes(ranks):
     facts = Facts({"m": 21}, 4, TARGETS["emu"], (2, 2))
     found = [one.engine for compiled in programs.values()
              for one in compiled.overlapped(facts).program.tasks if one.engine]  # fmt: skip
-    assert found and set(found) == {"sm_put"}
+    assert set(found) == {"relay", "sm_put"}
+
+
+def relayed(compiled: Compiled) -> Compiled:
+    """The program with rows and sums that cross to each other node once."""
+    program = fuse(compiled.stages.tasks["place"])
+    found = [one.name for one, _ in pairs(program) if one.kind != "all_reduce"]
+    return compiled.options(settings=Settings(engines=dict.fromkeys(found, "relay")))
 
 
 def test_ranks_that_disagree_on_a_size(ranks):

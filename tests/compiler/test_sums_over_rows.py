@@ -15,10 +15,11 @@ from weft.compiler.cost.plans import predict
 from weft.ir.device import Launch
 
 
-@pytest.mark.parametrize("engine", ["pushers", "ce_push", "sm_push"])
+@pytest.mark.parametrize("engine", ["pushers", "ce_push", "sm_push", "relay"])
 @pytest.mark.parametrize("side", ["left", "right"])
 def test_sums_over_rows_take_them_as_they_arrive(ranks, engine, side):
-    """Of three ranks the last has fewer rows; the gathered operand may be either of the two."""
+    """Of three ranks the last has fewer rows; the gathered operand may be either of the two. What
+    is relayed comes from another node."""
 
     def gradient(x, y):
         return matmul_tn(all_gather(x), y) if side == "left" else matmul_tn(y, all_gather(x))
@@ -35,7 +36,7 @@ def test_sums_over_rows_take_them_as_they_arrive(ranks, engine, side):
             wanted = x.t() @ y if side == "left" else y.t() @ x
             torch.testing.assert_close(out, wanted, rtol=1e-4, atol=1e-4)
 
-    ranks(main, 3)
+    ranks(main, 3, nodes=(2, 1) if engine == "relay" else 1)
 
 
 def _drawn(rows: int, columns: int, seed: int) -> torch.Tensor:

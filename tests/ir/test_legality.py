@@ -418,7 +418,7 @@ TOKENS = [
     (LAUNCH, f"{LAUNCH}\ncopy(a, partials, push, staged_ready)", "tokens",
      "staged_ready is set by copy"),
     ("to=engine", "to=owner", "tokens", "copy waits for staged_ready: copies take tokens"),
-    ("to=engine", "to=stream", "fields", "to=stream; it is all or owner or engine"),
+    ("to=engine", "to=stream", "fields", "to=stream; it is all or owner or partner"),
 ]  # fmt: skip
 
 
@@ -460,3 +460,49 @@ def test_shares_are_read_behind_the_words_of_who_carried_them():
     found = device_rules.check(device.parse(text + "wait(partials_ready)\n"))
     assert {one.rule for one in found} >= {"written", "ordered"}
     assert any("the writing by copy of partials are not ordered" in one.message for one in found)
+
+
+RELAYED = """\
+program(gemm_rs, mesh=tp, results=(c,))
+a = buffer(bfloat16, (m, Part(64)), role=input)
+b = buffer(bfloat16, (Part(64), 96), role=input)
+partials = buffer(bfloat16, (num_ranks, Part(m), 96), role=symmetric)
+relayed = buffer(bfloat16, (4, Part(m), 96), role=symmetric)
+c = buffer(bfloat16, (Part(m), 96))
+ready = channel(partials, m, chunks=tiles, push_rows=128, tile_rows=128, cuts=part, to=owner)
+given = channel(relayed, m, chunks=tiles, push_rows=128, tile_rows=128, cuts=part, to=partner)
+after(relay, main)
+launch(add_up, (relayed,), pushes=(partials,), awaits=(given,), announces=(ready,), stream=relay, \
+template=move, body=(Do(relay, (relayed,), partials),), programs=resident)
+launch(multiply, (a, b, partials), writes=(c,), pushes=(partials, relayed), awaits=(ready,), \
+announces=(ready, given), template=gemm, body=(Do(matmul, (a, b), p), Do(reduce_scatter, (p,), c)),\
+ tile=(128, 128, 64), order=scatter, programs=resident, spare=16, takes=True, gives=True)
+after(main, relay)
+"""
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "rule", "told"),
+    [
+        (
+            "after(relay, main)\n",
+            "",
+            "credits",
+            "a launch on stream relay may be ahead of the call",
+        ),
+        ("after(main, relay)\n", "", "joined", "launch on stream relay may run when the caller"),
+        ("awaits=(given,), ", "", "paired", "given is announced and nobody waits for it"),
+        (", given)", ",)", "paired", "given is waited for and nobody announces it"),
+        # A share says that who gives it has credits.
+        (", takes=True", "", "credits", "launch writes the slot before credits are taken"),
+        (", spare=16", "", "resident", "multiply leaves no SM to add_up, which goes on beside it"),
+        # The other way round says nothing of when it begins.
+        ("after(relay, main)\n", "after(main, relay)\n", "credits", "may be ahead of the caller's"),
+        ("cuts=part, to=partner", "cuts=part, to=relay", "fields", "has to=relay"),
+    ],
+)
+def test_sums_are_relayed_beside_the_product_that_makes_them(old, new, rule, told):
+    assert device_rules.check(device.parse(RELAYED)) == []
+    assert old in RELAYED
+    found = breaches(RELAYED.replace(old, new), rule)
+    assert any(told in one for one in found), found

@@ -18,9 +18,12 @@ import weft
 from weft.base.dtypes import tolerance
 from weft.base.errors import CallOrderError, ConfigError, DtypeError, ShapeError
 from weft.base.target import TARGETS
+from weft.base.topology import text_of
 from weft.compiler.gather_schedules import (
     LIBRARY,
     LL,
+    RELAY,
+    SM_PUSH,
     TRANSPORTS,
     UNFUSED,
     end_us,
@@ -226,21 +229,43 @@ def test_machines_with_few_sms(ranks, num_sms):
     ranks(main, 2, num_sms=num_sms)
 
 
-@pytest.mark.parametrize("nodes", [2, 3])
-def test_ranks_out_of_direct_reach(ranks, nodes):
-    problem = Problem(70, 32, 32, 3, "float32")
+@pytest.mark.parametrize("nodes", [(2, 1), (1, 1, 1), (3, 1), (3, 2)], ids=text_of)
+@pytest.mark.parametrize("m", [70, 5, 128])
+def test_ranks_out_of_direct_reach(ranks, nodes, m):
+    """Rows that nothing divides, fewer than there are chunks, and whole tiles alone."""
+    problem = Problem(m, 32, 32, sum(nodes), "float32", nodes=nodes)
+    ways = [one.transport for one in candidates(problem, EMU)]
+    assert ways[0] == (RELAY if max(nodes) > 1 else SM_PUSH) and SM_PUSH in ways
 
     def main():
         world = weft.init()
         mine = make_inputs(problem, world.rank)
-        for _ in range(3):
-            check(op.run(world, problem, mine), problem, world.rank)
+        for config in (None, None, *candidates(problem, world.target)):
+            check(op.run(world, problem, mine, config), problem, world.rank)
         for transport in ("ce_push", LL):
             near = replace(problem, nodes=())
-            with pytest.raises(ConfigError, match=f"transport='{transport}' on {nodes} nodes"):
+            with pytest.raises(ConfigError, match=f"transport='{transport}' on {len(nodes)} nodes"):
                 op.run(world, problem, mine, config_for(near, transport))
 
-    ranks(main, 3, nodes=nodes)
+    ranks(main, sum(nodes), nodes=nodes)
+
+
+def test_sizes_by_turns_whose_rows_are_relayed(ranks, monkeypatch):
+    """On one slot: words of a chunk are those of other rows, or of none, in the next call."""
+    monkeypatch.setenv("WEFT_SLOTS", "1")
+
+    def main():
+        world = weft.init()
+        for m in (70, 3, 70, 128, 128, 3):
+            problem = Problem(m, 32, 32, 4, "float32", nodes=(2, 2))
+            mine = make_inputs(problem, world.rank)
+            config = next(candidates(problem, EMU))
+            for one in (config, replace(config, chunks=min(problem.rows, 5))):
+                assert one.transport == RELAY
+                check(op.run(world, problem, mine, one), problem, world.rank)
+
+    for seed in range(3):
+        ranks(main, 4, nodes=2, seed=seed)
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
@@ -340,6 +365,34 @@ def test_configurations_for_several_nodes(transport):
     problem = Problem(4096, 2560, 8192, 4, nodes=(2, 2))
     with pytest.raises(ConfigError, match=rf"transport='{transport}' on 2 nodes.*take .*'sm_push'"):
         Config(transport=transport).check(problem, TARGETS["cuda:90"])
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ({"nodes": ()}, r"transport='relay' on ranks by nodes \(\); .* take .*'sm_push'"),
+        ({"nodes": (1,) * 4}, "one of several ranks"),
+        ({"dtype": "float8_e4m3fn"}, "float8_e4m3fn; scales are not relayed: take .*'sm_push'"),
+    ],
+)
+def test_what_is_not_relayed(changed, words):
+    problem = Problem(4096, 2560, 8192, 4, nodes=(2, 2))
+    config = next(candidates(problem, TARGETS["cuda:90"]))
+    assert (config.transport, config.template) == (RELAY, "sm90")
+    with pytest.raises(ConfigError, match=words):
+        replace(config, template="plain").check(replace(problem, **changed), TARGETS["cuda:90"])
+
+
+def test_from_gluon_tiles_are_stored_to_no_other_node():
+    problem = Problem(4096, 2560, 8192, 4, nodes=(2, 2))
+    found = [one for one in candidates(problem, TARGETS["cuda:90"]) if one.is_fused]
+    assert {(one.transport, one.template) for one in found} == {
+        (RELAY, "sm90"), (RELAY, "plain"), (SM_PUSH, "plain"),
+    }  # fmt: skip
+    for config in found:
+        config.check(problem, TARGETS["cuda:90"])
+    with pytest.raises(ConfigError, match="template='plain', or 'relay'"):
+        replace(found[0], transport=SM_PUSH, pushers=3).check(problem, TARGETS["cuda:90"])
 
 
 @pytest.mark.parametrize(("m", "most"), [(512, 4), (2048, 3), (8192, 1)])

@@ -5,12 +5,19 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+import torch
 
 from weft.base.target import TARGETS
+from weft.compiler import Facts, Settings, Shard, Tensor, reduce_scatter
+from weft.compiler.frontend import trace
+from weft.compiler.passes.place import place
+from weft.compiler.pipeline import overlap
 from weft.language import triton_api
 from weft.language.cuda import nvshmem_library
 from weft.language.world_arg import WorldArg, far_version
 from weft.ops import card
+from weft.plan import run_plan
+from weft.plan.described import DescribedWorld
 
 CUDA = TARGETS["cuda:90"]
 SHAPE = {"m": 4096, "n": 1024, "k": 1024, "experts": 64, "top_k": 8}
@@ -48,3 +55,40 @@ def test_what_crosses_goes_through_the_library(nvshmem_stand_in, name, transport
     for fn, record in kernels:
         text = triton_api.compile_kernel(fn, in_a_far_world(record), CUDA).asm["ptx"]
         assert "// nvshmemx_putmem_block" in text and "// nvshmem_quiet" in text
+
+
+def test_a_product_puts_nothing_that_a_relay_brings(nvshmem_stand_in):
+    """So it runs in the template for Hopper, whose kernels in Gluon only signal far ranks."""
+    op = card("ag_gemm")
+    problem = op.make_problem(4, {"m": 4096, "n": 1024, "k": 1024}, "bfloat16", (2, 2))
+    config = next(op.candidates(problem, CUDA))
+    assert (config.transport, config.template) == ("relay", "sm90")
+    puts = {}
+    for fn, record in op.kernels(problem, config, CUDA):
+        text = triton_api.compile_kernel(fn, in_a_far_world(record), CUDA).asm["ptx"]
+        assert "// nvshmem_quiet" in text and "// nvshmemx_signal_op" in text
+        puts[fn.__name__] = "// nvshmemx_putmem_block" in text
+    assert puts == {"relay_chunks": True, "ag_gemm_multiply_sm90": False}
+
+
+@pytest.mark.slow
+def test_kernels_of_sums_that_are_relayed(nvshmem_stand_in):
+    """The product gives all its tiles to near ranks, the relay a node's sums to far ones."""
+    types = {"a": Tensor("bfloat16", ("m", 4096), Shard(1)),
+             "b": Tensor("bfloat16", (4096, 1024), Shard(0))}  # fmt: skip
+    program = place(trace(lambda a, b: reduce_scatter(a @ b), "tp", types))
+    sums = program.results[0]
+    facts = Facts({"m": 4096}, 4, CUDA, (2, 2))
+    stages = overlap(program, facts, Settings(engines={sums: "relay"}))
+    tensors = {"a": torch.empty(4096, 1024, dtype=torch.bfloat16, device="meta"),
+               "b": torch.empty(1024, 1024, dtype=torch.bfloat16, device="meta")}  # fmt: skip
+    with triton_api.described_launches() as found:
+        run_plan(stages, tensors, {"m": 4096}, world=DescribedWorld(4, CUDA, (2, 2)))
+    names = []
+    for left in found:
+        text = triton_api.compile_kernel(left.fn, in_a_far_world(left.record()), CUDA).asm["ptx"]
+        assert "// nvshmem_quiet" in text
+        names.append(left.fn.__name__)
+        if names[-1] == "relay_tiles":
+            assert "// nvshmemx_putmem_block" in text
+    assert len(names) == 2 and "relay_tiles" in names

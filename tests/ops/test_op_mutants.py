@@ -22,9 +22,10 @@ FEWEST = 8
 def cases() -> list[Any]:
     found = []
     for name, op in cards().items():
-        first = op.trials[0]
-        work = Work(op, sum(first.nodes), first.shape, "float32", first.nodes)
-        transports = (config.transport for config in op.candidates(work.problem(), EMU))
+        # On one node, then what there is on several.
+        works = [Work(op, sum(one.nodes), one.shape, "float32", one.nodes) for one in op.trials]
+        transports = (config.transport for work in works
+                      for config in op.candidates(work.problem(), EMU))  # fmt: skip
         for transport in dict.fromkeys(transports):  # several differ in their tiles alone
             case = (name, transport)
             if transport in op.composed:

@@ -34,11 +34,16 @@ GATHERED = {"m": 300, "n": 72, "k": 136}
 FP8 = {"dtype": "float8_e4m3fn", "b_is_nk": True, "m": 300, "n": 80}
 SM, CE = {"transport": "sm_push"}, {"transport": "ce_push"}
 TMA = {**SM, "by_tma": True}
+# Two ranks on one node, one on another; or by twos.
+RELAY = {"transport": "relay", "nodes": (2, 1)}
 EXPERTS = {"m": 150, "n": 72, "k": 128, "experts": 3, "top_k": 2, "tile_m": 128}
 CASES = {
     "ag_gemm by engines": ("ag_gemm", GATHERED, CE),
     "ag_gemm by SMs": ("ag_gemm", GATHERED, SM),
     "ag_gemm, tiles divide": ("ag_gemm", {"m": 512, "n": 136, "k": 72}, CE),
+    "ag_gemm over nodes": ("ag_gemm", GATHERED, RELAY),
+    "ag_gemm over nodes, tiles divide": ("ag_gemm", {"m": 512, "n": 136, "k": 72},
+                                         {**RELAY, "nodes": (2, 2)}),
     "ag_gemm of fp8": ("ag_gemm", {**FP8, "k": 400}, {"tile_n": 64, "tile_k": 128}),
     "ag_gemm of blocks of fp8": ("ag_gemm", {**FP8, "k": 256, "scaling": "blocks"},
                                  {"tile_k": 128}),
@@ -82,6 +87,9 @@ class WithoutWait(Rewrite):
 def emulated(case: tuple, seed: int, rewrite: Rewrite | None = None, num_ranks: int = 2):
     """The findings of three calls, and the kernels that ran."""
     name, sizes, fields = case
+    fields = dict(fields)
+    if nodes := fields.pop("nodes", ()):
+        sizes, num_ranks = {**sizes, "nodes": nodes}, sum(nodes)
     op = importlib.import_module(f"weft.ops.{name}").op
     problem = op.problem(**{"num_ranks": num_ranks, "dtype": "bfloat16", **sizes})
     cut = {
@@ -101,14 +109,17 @@ def emulated(case: tuple, seed: int, rewrite: Rewrite | None = None, num_ranks: 
         for _ in range(3):
             check(op, op.run(world, problem, mine, config), problem, world.rank)
 
-    return on_hopper(main, seed, num_ranks, rewrite)
+    return on_hopper(main, seed, num_ranks, rewrite, nodes=nodes)
 
 
-def on_hopper(main, seed=0, num_ranks=2, rewrite: Rewrite | None = None, num_sms: int = 2):
+def on_hopper(
+    main, seed=0, num_ranks=2, rewrite: Rewrite | None = None, num_sms: int = 2, nodes=()
+):
     recorder = Recorder()
     how = {"rewrite": rewrite, "observers": [recorder], "collect": rewrite is not None}
     # Few programs: both consumers of each have tiles, and more than one.
-    with weft.emulated(num_ranks, num_sms=num_sms, seed=seed, arch=90, **how) as ranks:
+    how |= {"num_sms": num_sms, "seed": seed, "arch": 90}
+    with weft.emulated(num_ranks, nodes or 1, **how) as ranks:
         with suppress(*((AssertionError,) if rewrite else ())):
             ranks.run(main)
     return ranks.report.findings, {event.party.what for event in recorder.events}
@@ -192,7 +203,7 @@ def test_programs(engine):
     assert products and all(party.endswith("_sm90") for party in products), found[1]
 
 
-@pytest.mark.parametrize("case", ["ag_gemm by engines", "ag_gemm by SMs"])
+@pytest.mark.parametrize("case", ["ag_gemm by engines", "ag_gemm by SMs", "ag_gemm over nodes"])
 def test_rows_of_a_peer_that_are_not_waited_for(case):
     findings, _ = emulated(CASES[case], 1, WithoutWait())
     races = [finding for finding in findings if finding.kind == "race"]

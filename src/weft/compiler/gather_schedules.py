@@ -1,8 +1,9 @@
 """Schedules of a product of rows that all ranks have: which there are, which to take, their plans.
 
 sm_push: communication CTAs of the product's launch store own rows to peers; ce_push: copy engines
-do; ll: LL packets bring the rows, for small m; all_gather and the library's: weft's collective or
-NCCL's, then cuBLAS. A `problem` is of weft.plan.gathered.
+do; relay: a kernel beside the product, by which rows cross to each other node once; ll: LL packets
+bring the rows, for small m; all_gather and the library's: weft's collective or NCCL's, then cuBLAS.
+A `problem` is of weft.plan.gathered.
 """
 
 from __future__ import annotations
@@ -19,26 +20,27 @@ from weft.base.target import Target
 from weft.compiler import pipeline, schedules
 from weft.compiler.buckets import by_bucket
 from weft.compiler.cost import products
-from weft.compiler.cost.choose import SMALL_M, most_chunks
+from weft.compiler.cost.choose import SMALL_M, most_chunks, relayed_chunks
 from weft.compiler.cost.products import Product
 from weft.compiler.schedules import (
     CE_PUSH,
     LIBRARY,
+    RELAY,
     SM_PUSH,
     head_of,
     machine_of,
     planned_by,
     unfused_us,
 )
-from weft.ir.schedule import Schedule
+from weft.ir.schedule import Schedule, relays_on
 from weft.ir.task import Program
 from weft.tiles import blocking, gemm, gemm_sm90, gemm_small, tile_scheduler
 from weft.tiles.blocking import Blocking
 
 LL, UNFUSED = "ll", "all_gather"
-TRANSPORTS = (CE_PUSH, SM_PUSH, LL)
+TRANSPORTS = (CE_PUSH, SM_PUSH, LL)  # of one node
 # In the compiler's words.
-ENGINES = {CE_PUSH: "ce_push", SM_PUSH: "pushers", LL: "one_shot_ll"}
+ENGINES = {CE_PUSH: "ce_push", SM_PUSH: "pushers", RELAY: "relay", LL: "one_shot_ll"}
 TILE = (128, 256, 64)
 
 # Up to so many bytes of A per rank the SMs push; more where the product is too narrow to hide a
@@ -88,13 +90,23 @@ class Config(schedules.Config):
                 f"transport={self.transport!r} of {dtype}; scales do not travel as packets: take "
                 f"transport={SM_PUSH!r}"
             )
+        if self.transport == RELAY and problem.scaling:
+            yield (
+                f"transport={self.transport!r} of {dtype}; scales are not relayed: take "
+                f"transport={SM_PUSH!r}"
+            )
+        if self.template == "sm90" and self.transport == SM_PUSH and len(problem.nodes) > 1:
+            yield (
+                f"template='sm90' with transport={self.transport!r} on {len(problem.nodes)} nodes; "
+                f"tiles do not reach other nodes from Gluon: take template='plain', or {RELAY!r}"
+            )
         is_larger = BLOCK_K % self.tile_n or BLOCK_K % self.tile_k
         if problem.scaling == BLOCKS and is_larger:
             yield (
                 f"tile_n={self.tile_n}, tile_k={self.tile_k} where each block of {BLOCK_K} has its "
                 "scale; both must divide it"
             )
-        programs, early = programs_on(target), own_tiles(problem, self)
+        programs, early = programs_on(target, self.transport), own_tiles(problem, self)
         if self.num_pushers > programs:
             yield (
                 f"pushers={self.pushers}; {target} has {target.num_sms} SMs, of which {SPARE_SMS} "
@@ -122,9 +134,16 @@ class Config(schedules.Config):
         return self.pushers if self.transport == SM_PUSH else 0
 
 
-def programs_on(target: Target) -> int:
+def programs_on(target: Target, transport: str = "") -> int:
     """How many programs of the product may run at once."""
-    return max(1, target.num_sms - SPARE_SMS)
+    spare = relays_on(target) if transport == RELAY else SPARE_SMS
+    return max(1, target.num_sms - spare)
+
+
+def can_relay(problem: Any) -> bool:
+    """Can other nodes' rows be passed on to near ranks? Scales go before rows to all ranks, whom
+    the words of those who pass rows on do not tell of them."""
+    return schedules.can_relay(problem) and not problem.scaling
 
 
 def straddles(problem: Any, config: Schedule) -> bool:
@@ -135,6 +154,8 @@ def straddles(problem: Any, config: Schedule) -> bool:
 
 def transports(problem: Any, target: Target, push_bytes: int = PUSH_BYTES) -> tuple[str, ...]:
     """What may bring the rows, what is taken unmeasured first: SMs up to so many bytes a rank."""
+    if can_relay(problem) and target.num_sms > relays_on(target):
+        return (RELAY, SM_PUSH)
     if len(problem.nodes) > 1 or target.num_sms <= SPARE_SMS or problem.num_ranks == 1:
         return (SM_PUSH,)  # of one rank there is nothing to copy
     return (SM_PUSH, CE_PUSH) if problem.shard_bytes <= push_bytes else (CE_PUSH, SM_PUSH)
@@ -214,7 +235,9 @@ def _on_hopper(problem: Any, target: Target, transports: tuple[str, ...]) -> tup
 
 
 def _is_worth_rating(problem: Any, transport: str) -> bool:
-    """Could it end first?"""
+    """Could it end first, and does it bring rows to the template for Hopper?"""
+    if len(problem.nodes) > 1:
+        return transport == RELAY
     if transport == SM_PUSH:
         return problem.num_ranks == 1 or problem.shard_bytes <= MOST_PUSHED_BYTES
     return problem.shard_bytes >= FEWEST_PUT_BYTES
@@ -235,14 +258,15 @@ def ways_of(base: Config, problem: Any, target: Target) -> Iterator[Way]:
     first = Way(*[getattr(base, name) for name in Way._fields])
     some = dict.fromkeys((first, first._replace(group_m=8)))
     yield from some
-    yield first._replace(group_m=8, own_first=False)
+    if base.transport != RELAY:  # by nodes own tiles always come first
+        yield first._replace(group_m=8, own_first=False)
     if base.transport == CE_PUSH and first.chunks == 1 and problem.rows > 1:
         some[first._replace(chunks=2)] = None
         yield first._replace(chunks=2)
     if problem.num_ranks == 1 or straddles(problem, base):
         return
     # Programs without an own tile would wait for rows; with a part of one they need not.
-    early, programs = own_tiles(problem, base), programs_on(target)
+    early, programs = own_tiles(problem, base), programs_on(target, base.transport)
     most = tile_scheduler.first_wave_of(early, ceil(problem.k / base.tile_k), programs)
     for way in some if most > 1 else ():
         for parts in range(2, most + 1):
@@ -272,10 +296,11 @@ def end_us(config: Config, problem: Any, target: Target, way: Way | None = None)
     product = Product(
         problem.m, problem.n, k, problem.num_ranks, (config.tile_m, config.tile_n, tile_k),
         group_m=way.group_m, head=head, first_wave=way.first_wave,
+        num_nodes=max(1, len(problem.nodes)),
     )  # fmt: skip
     return products.gathered_us(
         product, machine_of(target), config.transport, chunks=way.chunks,
-        num_programs=programs_on(target),
+        num_programs=programs_on(target, config.transport),
         pushers=pieces_of(problem, way) * way.chunks * max(1, problem.num_ranks - 1),
     )  # fmt: skip
 
@@ -295,11 +320,16 @@ def with_transport(config: Config, problem: Any, target: Target) -> Config:
     """`config` with what follows from its transport, the sizes and the target."""
     # A group that reached into the next rank's rows would wait while own tiles are left.
     config = replace(config, group_m=max(1, min(8, problem.rows // config.tile_m)))
-    tiles, programs = config.blocking.num_tiles(*problem.result), programs_on(target)
+    programs = programs_on(target, config.transport)
+    tiles = config.blocking.num_tiles(*problem.result)
     peers = max(1, problem.num_ranks - 1)
     if config.transport == CE_PUSH:
         most = most_chunks(problem.shard_bytes, target)
         return replace(config, pushers=0, chunks=max(1, min(most, problem.rows)))
+    if config.transport == RELAY:
+        sizes = problem.rows, problem.shard_bytes, len(problem.nodes)
+        chunks = relayed_chunks(*sizes, target)
+        return replace(config, pushers=0, chunks=chunks)
     if config.template == "sm90":
         # Nothing else runs beside them.
         pushers = max(peers, ceil(problem.shard_bytes * peers / PUSH_PIECE_BYTES))

@@ -28,7 +28,9 @@ from weft.tiles import blocking, gemm_sm90, gemm_small, multiply_sm90
 from weft.tiles.blocking import Blocking
 from weft.tiles.hooks import scatter
 
-SM_PUSH, CE_PUSH, LIBRARY = "sm_push", "ce_push", "nccl"
+SM_PUSH, CE_PUSH, RELAY, LIBRARY = "sm_push", "ce_push", "relay", "nccl"
+# What reaches other nodes.
+FAR = (SM_PUSH, RELAY)
 TEMPLATES = ("plain", "sm90")
 PACKETS = ("ll", *LL)
 # What is fused must be predicted to end in so much of the unfused way's time: predictions are 5 %
@@ -70,11 +72,16 @@ class Config(Schedule):
             )
         if not self.is_fused:
             return
-        if self.transport != SM_PUSH and num_nodes > 1:
+        if self.transport not in FAR and num_nodes > 1:
             what = "packets" if self.is_by_packets else "copy engines"
             yield (
                 f"{way} on {num_nodes} nodes; {what} reach the ranks of one node only: take "
                 f"transport={SM_PUSH!r}"
+            )
+        if self.transport == RELAY and not can_relay(problem):
+            yield (
+                f"{way} on ranks by nodes {problem.nodes}; it takes several nodes, one of several "
+                f"ranks: take transport={SM_PUSH!r}"
             )
         if self.template == "sm90" and self.is_by_packets:
             yield f"template='sm90' with {way}; take template='plain'"
@@ -113,7 +120,7 @@ class Config(Schedule):
 
     @property
     def is_fused(self) -> bool:
-        return self.transport in (SM_PUSH, CE_PUSH, *PACKETS)
+        return self.transport in (*FAR, CE_PUSH, *PACKETS)
 
     @property
     def blocking(self) -> Blocking:
@@ -158,6 +165,12 @@ def reducing(problem: Any, target: Target) -> list[Config]:
     if problem.can_use_sm90(target):
         found.sort(key=lambda config: (config.tile_n > 128) != is_wide)
     return found
+
+
+def can_relay(problem: Any) -> bool:
+    """Are there other nodes, and near ranks for whom one deals with them?"""
+    is_far = len(problem.nodes) > 1 and max(problem.nodes) > 1
+    return is_far and RELAY in problem.transports
 
 
 def by_packets(problem: Any, target: Target, one_shot_rows: int) -> list[Config]:
@@ -234,7 +247,10 @@ def pays(
 
 def unfused_us(problem: Any, target: Target, kind: str) -> float:
     """cuBLAS, then the best collective of that kind, or before it."""
-    one = products.Product(problem.m, problem.n, problem.k, problem.num_ranks, (1, 1, 1))
+    nodes = max(1, len(problem.nodes))
+    one = products.Product(
+        problem.m, problem.n, problem.k, problem.num_ranks, (1, 1, 1), num_nodes=nodes
+    )
     return libraries.unfused_us(one, machine_of(target), kind)
 
 

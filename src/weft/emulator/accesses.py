@@ -22,6 +22,7 @@ from weft.emulator.memory import Allocation, Memory, SyncWord
 from weft.emulator.observation import Observation, Observer, Watch
 from weft.emulator.scheduler import Waiters
 from weft.emulator.shadow import Shadow
+from weft.emulator.traffic import Traffic
 from weft.language.triton_api import TRITON_VERSION
 
 
@@ -38,6 +39,7 @@ class Checker:
         self.memory = Memory()
         self.agents = Agents()
         self.shadow = Shadow(self.agents)
+        self.traffic = Traffic()
         self.watches: list[Watch] = []
         self.findings = Findings(name, num_ranks, self.agents, self.watches)
         self.sight = chooser if isinstance(chooser, Sight) else None
@@ -178,6 +180,7 @@ class Accessor:
         self.agents = checker.agents
         self.findings = checker.findings
         self.ledger = checker.ledger
+        self.traffic = checker.traffic
         self.watches = checker.watches
         self.sight = checker.sight
         self.waiters = waiters
@@ -255,8 +258,17 @@ class Accessor:
             remedy="GPUs fault here: check pointer casts and byte offsets",
         )  # fmt: skip
 
+    def moves(self, kind: Any, allocation: Allocation, num_bytes: int) -> None:
+        """Count what an access of another rank's memory moves."""
+        if issubclass(kind, Write):
+            self.traffic.carried(self.rank, allocation.rank, num_bytes)
+        elif issubclass(kind, Read):
+            self.traffic.carried(allocation.rank, self.rank, num_bytes)
+
     def touch_element(self, kind: Any, allocation, index, itemsize, loc, segment=None, **how):
         """Take one element's cells through an access of this kind."""
+        if allocation.rank != self.rank:
+            self.moves(kind, allocation, itemsize)
         factor = itemsize // allocation.cell_bytes
         first = index * factor
         access = kind(self, allocation, loc, np.array([first]), segment, **how)

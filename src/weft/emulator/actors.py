@@ -186,6 +186,8 @@ class Actor(Accessor):
 
     def _touch(self, window: Window, kind: Any) -> None:
         allocation, first = window.allocation, window.first_cell()
+        if allocation.rank != self.rank:
+            self.moves(kind, allocation, window.data.nbytes)
         if allocation.sync:
             start, nbytes = window.span()
             start //= allocation.cell_bytes

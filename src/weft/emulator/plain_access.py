@@ -197,6 +197,8 @@ class PlainAccess(Accessor):
 
     def touch(self, kind: Any, allocation, index, itemsize, loc, segment=None, **how) -> None:
         """Take elements' cells through an access of this kind."""
+        if allocation.rank != self.rank:
+            self.moves(kind, allocation, index.size * itemsize)
         # Element numbers as cell numbers of the shadow.
         cells, factor = index, itemsize // allocation.cell_bytes
         if factor > 1:
@@ -208,6 +210,8 @@ class PlainAccess(Accessor):
 
     def touch_window(self, kind: Any, window: Window, loc: int, segment=None) -> None:
         shadow = window.shadow
+        if window.allocation.rank != self.rank:
+            self.moves(kind, window.allocation, window.data.nbytes)
         carry(shadow, kind(self, window.allocation, loc, window.first_cell(), segment, shadow))
 
     # ------------------------------------------------------------------------------------------

@@ -42,6 +42,7 @@ from weft.emulator.torch_nvshmem import intercept_nvshmem
 from weft.emulator.torch_ops import TorchOperations, intercept_host_reads
 from weft.emulator.torch_symmetric_memory import intercept_symmetric_memory
 from weft.emulator.torch_symmetric_ops import intercept_symmetric_ops
+from weft.emulator.traffic import Traffic
 from weft.language import triton_api
 
 _open: list[Session] = []
@@ -86,6 +87,11 @@ class Session:
     @property
     def report(self) -> Report:
         return self.machine.report
+
+    @property
+    def traffic(self) -> Traffic:
+        """Bytes that went from rank to rank so far."""
+        return self.machine.checker.traffic
 
     def run(self, main: Callable[..., Any], *args: Any) -> list[Any]:
         """Run `main(*args)` on every rank; returns the results in rank order.

@@ -92,6 +92,7 @@ FUNCTIONS = {
     "rows_or_own": ("ready", ("operand", "operand", "mapping")),
     "read_owned": ("ready", ("operand", "mapping")),
     "add_partials": ("combine", ("pointer", "mapping")),
+    "add_relayed": ("combine", ("pointer", "mapping")),  # near shares, other nodes' sums
     "add_staged": ("combine", ("pointer", "mapping")),  # as they lie that engines have carried
     # Behind those of GATED a tile is half as wide.
     **{kind: ("value", ("pointer",) * (KINDS[kind].num_operands - 1)) for kind in ELEMENTWISE},
@@ -101,6 +102,8 @@ FUNCTIONS = {
     "store_slots": ("emit", ("pointer",)),
     "stage": ("emit", ("operand", "mapping")),  # another rank's tile, where an engine fetches it
     "push": ("emit", ("pointer", "mapping")),
+    "push_near": ("emit", ("pointer", "mapping")),  # to owners on this node
+    "push_partner": ("emit", ("pointer", "mapping", "number")),  # to who adds up for others
     "spread": ("emit", ("pointer", "mapping")),
     "send": ("emit", ("pointer", "mapping")),  # as push, by TMA where there is one
     "send_to_all": ("emit", ("pointer", "mapping")),  # as spread
@@ -142,6 +145,7 @@ ARRIVALS = {
     "scale_blocks": (0, "tile"),
     "rows_by_token": (0, "sources"),
     "add_partials": (0, "others"),
+    "add_relayed": (0, "relayed"),
     "add_staged": (0, "chunk"),
     "unpack": (0, "tile"),
     "load_rows": (0, "tile"),
@@ -151,6 +155,8 @@ DEPARTURES = {
     "feed": (1, "each"),
     "push_own": (1, "each"),
     "push": (0, "owner"),
+    "push_near": (0, "owner"),
+    "push_partner": (0, "partner"),
     "send": (0, "owner"),
     "spread": (0, "all"),
     "send_to_all": (0, "all"),
@@ -203,17 +209,21 @@ def _is_power(extent: int) -> bool:
 # Which flags of a channel: those of the tile's rows; that of the rows which it sums over next; all;
 # the tile's, of every other rank, or its chunk's. By tables: those of the ranks whose rows the tile
 # has.
-FLAGS = ("tile", "segment", "all", "others", "chunk", "sources")
+# "relayed": of near ranks and of who adds up for this one on other nodes.
+FLAGS = ("tile", "segment", "all", "others", "relayed", "chunk", "sources")
 # Whom a signal reaches: whose rows the tile has; every rank; each rank, when it has own rows. When
 # the last tile of a chunk is stored, which is counted: this rank alone; its copy engine's stream,
 # by a token that this takes.
-TO = ("owner", "all", "each", "here", "engine")
+# "partner": who adds up on this node what a far owner gets.
+TO = ("owner", "partner", "all", "each", "here", "engine")
 OF_CHUNKS = ("here", "engine")
 ORDERS = {"wait": ("acquire", "relaxed"), "notify": ("release", "relaxed")}
 SCOPES = ("system", "device")
 # Who is at the other end of signals and of the slot, beside the other steps of the plan, which are
-# named: this kernel, on every rank; copy engines.
-KERNEL, ENGINE = "kernel", "engine"
+# named: this kernel, on every rank; copy engines; kernels that relay rows.
+KERNEL, ENGINE, RELAY = "kernel", "engine", "relay"
+# Those who go on beside this kernel, when its tiles need them no more.
+BESIDE = (ENGINE, RELAY)
 
 
 @dataclass(frozen=True)
@@ -222,7 +232,7 @@ class Param:
 
     Signals are notified by `by` and waited for by `to`; `announces` are the arrays whose data they
     announce. The slot's credits are waited for by `by`, and the call on it is finished by `to`.
-    Each is KERNEL, ENGINE or another step of the plan, by its name; "" is nobody.
+    Each is KERNEL, ENGINE, RELAY or another step of the plan, by its name; "" is nobody.
     """
 
     name: str

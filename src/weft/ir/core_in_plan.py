@@ -14,8 +14,8 @@ from collections.abc import Iterator
 
 from weft.base.place import Place
 from weft.ir import text
-from weft.ir.core import ARRIVALS, ENGINE, KERNEL, Hook, Kernel, Param
-from weft.ir.device import Channel, Copy, Launch, Plan, Step, announced, awaited
+from weft.ir.core import ARRIVALS, ENGINE, KERNEL, RELAY, Hook, Kernel, Param
+from weft.ir.device import Channel, Copy, Launch, Plan, Step, announced, awaited, is_relay
 from weft.ir.legality import Rule, Violation, legal, run
 
 
@@ -38,12 +38,14 @@ def _party(steps: list[Step], launch: Launch) -> str:
         return KERNEL
     if any(isinstance(one, Copy) for one in steps):
         return ENGINE
+    if steps and all(map(is_relay, steps)):
+        return RELAY
     return _title(steps[0]) if steps else ""
 
 
 def awaited_by(plan: Plan, launch: Launch, channel: Channel) -> str:
     """The step before a launch that has waited for all words of a channel; "" where none has."""
-    before = plan.steps[: plan.steps.index(launch)]
+    before = [step for step in plan.steps[: plan.steps.index(launch)] if not is_relay(step)]
     return next((_title(step) for step in before if channel.name in awaited(step)), "")
 
 

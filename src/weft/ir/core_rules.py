@@ -12,6 +12,7 @@ from weft.base.place import Place
 from weft.ir import text
 from weft.ir.core import (
     ARRIVALS,
+    BESIDE,
     CUTS,
     DEPARTURES,
     ENGINE,
@@ -22,6 +23,7 @@ from weft.ir.core import (
     MAPPINGS,
     OF_CHUNKS,
     ORDERS,
+    RELAY,
     SCOPES,
     SIGNALS,
     SORTS,
@@ -191,7 +193,7 @@ def _named(party: str, kernel: Kernel) -> str:
     """Who is at the other end, for a message."""
     if party == KERNEL:
         return f"{kernel.name} on the other ranks"
-    return {ENGINE: "a copy engine", "": "nobody"}.get(party, party)
+    return {ENGINE: "a copy engine", RELAY: "a relay", "": "nobody"}.get(party, party)
 
 
 def _contents(signals: Param) -> str:
@@ -283,7 +285,7 @@ def _reads(kernel: Kernel) -> Iterator[tuple[str, Place]]:
             message = f"{hook.function} at hook {hook.slot} reads {name}"
             if i == at and name not in arriving:
                 by = params[name].by
-                if not by.isidentifier() or by in (KERNEL, ENGINE):
+                if not by.isidentifier() or by in (KERNEL, *BESIDE):
                     message += ", which others write, and no signals with to=kernel announce it"
                     yield f"{message}: wait for it, or say by= which step before has", hook.place
             elif i == at:
@@ -324,22 +326,23 @@ def _mapping(kernel: Kernel) -> str:
     return next((one.name for one in kernel.of(Mapping)), "its mapping")
 
 
-# Flags of a wait that leave none out which an engine writes: those of a tile leave out chunks that
-# have no rows. Ranks without rows have no engine write a flag of `sources`.
+# Flags of a wait that leave none out which an engine or a relay writes: those of a tile leave out
+# chunks that have no rows. Ranks without rows have no engine write a flag of `sources`.
 _COMPLETE = ("all", "others", "chunk", "sources")
 
 
 def _engines(kernel: Kernel) -> Iterator[tuple[str, Place]]:
     for signals in kernel.of(Param):
-        if signals.sort != "signals" or signals.by != ENGINE:
+        if signals.sort != "signals" or signals.by not in BESIDE:
             continue
         if not any(
             one.signals == signals.name and one.flags in _COMPLETE
             and all(_is_before(kernel, one, end) for end in kernel.of((Finish, Advance)))
             for one in kernel.of(Wait)
         ):  # fmt: skip
-            message = f"an engine may write flags of {signals.name} when the call is over: no wait "
-            message += "before its end is for all of them, and tiles leave out chunks without rows"
+            does = "an engine may write flags" if signals.by == ENGINE else "a relay may read rows"
+            message = f"{does} of {signals.name} when the call is over: no wait before its end "
+            message += "is for all flags, and tiles leave out chunks without rows"
             remedy = f"wait(done, {signals.name}, all, {_mapping(kernel)}, by=last)"
             yield f"{message}; put {remedy}", signals.place
 
@@ -463,8 +466,8 @@ RULES = (
     Rule("finished", "the next call waits until this one is over, on every rank", _finished,
          "signals"),
     Rule("paired", "a lone half of a signal is a hang or a waste", _paired, "ends"),
-    Rule("engines", "what an engine writes when a call is over, the next call reads", _engines,
-         "ends"),
+    Rule("engines", "what is written or read when a call is over, the next call reads or writes",
+         _engines, "ends"),
 )  # fmt: skip
 
 

@@ -51,6 +51,8 @@ PROGRAMS = ("tiles", "resident", "pieces", "one")
 # What a kernel of template `move` does within this rank: all own rows, or those of tiles that lie
 # across two ranks' rows, to where they are gathered.
 OWN_ROWS = ("stage", "edges")
+# What a kernel of template `move` does that passes on, chunk by chunk, what other nodes have sent.
+RELAY = "relay"
 NUM_RANKS = "num_ranks"  # a size that each call knows
 
 
@@ -96,11 +98,12 @@ class Channel:
     whose ranks are known on the device alone.
 
     to=all: every rank has words for all rows, from whom they are. to=owner: a rank has words for
-    its own part, from each rank. to=engine: tokens of this rank alone, for each other rank's part;
-    the last of the tiles that a word stands for sets it, and a copy takes it. `own`: this rank's
-    own rows lie there from the start, and nothing announces them. by=packet: there are no words,
-    the data itself says that it has come, and says nothing of other data. `along`: buffers of which
-    the same words announce the same rows.
+    its own part, from each rank. to=partner: a rank has words for what it adds up for the ranks of
+    other nodes, from each rank of its own. to=engine: tokens of this rank alone, for each other
+    rank's part; the last of the tiles that a word stands for sets it, and a copy takes it. `own`:
+    this rank's own rows lie there from the start, and nothing announces them. by=packet: there are
+    no words, the data itself says that it has come, and says nothing of other data. `along`:
+    buffers of which the same words announce the same rows.
     """
 
     name: str
@@ -245,7 +248,8 @@ Statement = Buffer | Channel | Choice | Step
 class Access(NamedTuple):
     """What a step does with a buffer; `far` says that it is also another rank's.
 
-    `rows`: of the rank in whose memory they lie only its own, only others', or all.
+    `rows`: of the rank in whose memory they lie only its own, only others', or all; of others only
+    those of its node (near), or sums of other nodes (far).
     """
 
     buffer: str
@@ -255,7 +259,7 @@ class Access(NamedTuple):
 
     def meets(self, other: Access) -> bool:
         """Is it of the same bytes?"""
-        apart = {self.rows, other.rows} == {"own", "others"}
+        apart = {self.rows, other.rows} in ({"own", "others"}, {"near", "far"})
         return self.buffer == other.buffer and not apart
 
 
@@ -266,12 +270,35 @@ def accesses(step: Step) -> list[Access]:
             return [Access(step.source, False), Access(step.target, True, True)]
         return [Access(step.source, False, rows="own"), Access(step.target, True, True, "others")]
     if isinstance(step, Call | Launch):
-        pushes = [Access(name, True, True) for name in getattr(step, "pushes", ())]
+        to = _pushed_rows(step)
+        pushes = [Access(name, True, True, rows) for name, rows in to]
         reads = [Access(name, False) for name in step.reads]
         kinds = {do.kind for do in step.body} if isinstance(step, Launch) else set()
         rows = "own" if kinds and kinds <= set(OWN_ROWS) else "all"
         return [*reads, *[Access(name, True, rows=rows) for name in step.writes], *pushes]
     return []
+
+
+def _pushed_rows(step: Call | Launch) -> list[tuple[str, str]]:
+    """The buffers that a step writes on other ranks, and whose rows: sums for other nodes go by a
+    relay, to near ranks those that a product pushes beside what it gives the relay."""
+    pushes = step.pushes if isinstance(step, Launch) else ()
+    rows = ["all"] * len(pushes)
+    if isinstance(step, Launch) and is_relay(step) and not {*pushes} & {*step.reads}:
+        rows = ["far"] * len(pushes)
+    elif isinstance(step, Launch) and len(pushes) > 1 and step.body[-1].kind == "reduce_scatter":
+        rows[0] = "near"
+    return list(zip(pushes, rows, strict=True))
+
+
+def is_relay(step: Step) -> bool:
+    """Does it pass on what it waits for? Then it waits for some words of a channel alone."""
+    return isinstance(step, Launch) and any(do.kind == RELAY for do in step.body)
+
+
+def adds_up(step: Step) -> bool:
+    """Does it relay sums? Then all that it writes on other ranks follows what it waits for."""
+    return is_relay(step) and not {*announced(step)} & {*awaited(step)}
 
 
 def announced(step: Step) -> tuple[str, ...]:
@@ -297,6 +324,7 @@ class Moments:
         self.buffers_of = {one.name: {one.buffer, *one.along} for one in channels}
         self.by_packet = {one.name for one in channels if one.by == "packet"}
         self.tokens = {one.name for one in channels if one.to == "engine"}
+        self.shares = {one.name for one in channels if one.to == "partner"}
         self.order = Order()
         self.steps = steps
         self.end = Moment(len(self.steps) + 1, "begin")  # what the caller does next
@@ -320,18 +348,21 @@ class Moments:
             for name in awaited(step):
                 add(begin, Moment(i, "arrived", name))
                 add(Moment(i, "arrived", name), end)
-                for sent in announced(step) if isinstance(step, Copy) else ():
+                is_behind = isinstance(step, Copy) or is_relay(step)
+                for sent in announced(step) if is_behind else ():
                     add(Moment(i, "arrived", name), Moment(i, "announced", sent))
         add(last.get("main", caller), self.end)
         self._add_channels()
         self.order.close()
 
     def _add_channels(self) -> None:
-        """But for packets: they say of themselves that they have come, and order nothing else."""
+        """But for packets: they say of themselves that they have come, and order nothing else; and
+        for what relays wait for, which is not all."""
         takers: dict[str, list[int]] = {}
         for j, taker in enumerate(self.steps, 1):
             for name in awaited(taker):
-                if name not in self.by_packet:
+                passes_on = is_relay(taker) and name in announced(taker)
+                if name not in self.by_packet and not passes_on:
                     takers.setdefault(name, []).append(j)
         for i, giver in enumerate(self.steps, 1):
             for name in announced(giver):
@@ -345,6 +376,13 @@ class Moments:
         sent = [] if not access.writes else [*self._of(i, "announced", announced, access.buffer)]
         return [Moment(i, "end"), *sent]
 
+    def read(self, i: int, access: Access) -> list[Moment]:
+        """When step i is done with a buffer on all ranks that give the slot back: what it passes on
+        it has read when those have it, and each gives the slot back only then."""
+        step = self.steps[i - 1]
+        sent = announced(step) if is_relay(step) else ()
+        return [*self.done(i, access), *(Moment(i, "announced", name) for name in sent)]
+
     def begun(self, i: int, access: Access) -> list[Moment]:
         """What is before one of these is before step i's use of a buffer: readers wait for it."""
         if 1 <= i <= len(self.steps) and isinstance(self.steps[i - 1], Copy):
@@ -353,15 +391,17 @@ class Moments:
         return [Moment(i, "begin"), *known]
 
     def started(self, i: int) -> list[Moment]:
-        """What is before one of these is before all that step i does: a copy moves what it has
-        taken a token for."""
+        """What is before one of these is before all that step i does on other ranks: a copy moves
+        what it has taken a token for, a relay adds up shares that have come."""
         step = self.steps[i - 1]
-        known = awaited(step) if isinstance(step, Copy) else ()
+        known = awaited(step) if isinstance(step, Copy) or adds_up(step) else ()
         return [Moment(i, "begin"), *(Moment(i, "arrived", name) for name in known)]
 
     def credited(self, i: int) -> list[Moment]:
-        """When step i, which takes credits, has them: at its end, or when it sets a token."""
-        sent = [name for name in announced(self.steps[i - 1]) if name in self.tokens]
+        """When step i, which takes credits, has them: at its end, or when it sets a token or gives
+        a relay its share."""
+        known = self.tokens | self.shares
+        sent = [name for name in announced(self.steps[i - 1]) if name in known]
         return [Moment(i, "end"), *(Moment(i, "announced", name) for name in sent)]
 
     def _of(self, i: int, what: str, named: Any, buffer: str) -> Iterator[Moment]:

@@ -30,6 +30,7 @@ from weft.ir.device import (
     announced,
     are_apart,
     awaited,
+    is_relay,
 )
 from weft.ir.legality import Rule, Violation, legal, run
 from weft.ir.order import Moment
@@ -93,8 +94,11 @@ def _fields(plan: Plan) -> Iterator[tuple[str, Place]]:
             )
 
 
-_CHANNEL_WORDS = {"cuts": ("whole", "part", "each", "experts"), "to": ("all", "owner", "engine"),
-                  "by": ("word", "packet")}  # fmt: skip
+_CHANNEL_WORDS = {
+    "cuts": ("whole", "part", "each", "experts"),
+    "to": ("all", "owner", "partner", "engine"),
+    "by": ("word", "packet"),
+}
 _LAUNCH_WORDS = {"template": ("", *TEMPLATES), "programs": PROGRAMS}
 
 
@@ -269,7 +273,10 @@ def _turns(
 
 
 def _resident(plan: Plan) -> Iterator[tuple[str, Place]]:
-    """Of one launch, over other steps: programs that wait for what follows from their own tiles."""
+    """Of one launch, over other steps: programs that wait for what follows from their own tiles.
+
+    And a relay, whose programs hold their SMs until a later launch has given it all.
+    """
     for i, launch in enumerate(plan.steps, 1):
         if not isinstance(launch, Launch) or launch.programs == "resident":
             continue
@@ -278,6 +285,29 @@ def _resident(plan: Plan) -> Iterator[tuple[str, Place]]:
             if plan.moments.order.before(sent, [Moment(i, "arrived", name)]):
                 said = f"{launch.kernel} waits for {name}, which follows from what it announces"
                 yield f"{said}: programs={launch.programs} must be resident", launch.place
+
+    for i, relay in enumerate(plan.steps, 1):
+        before = [(j, one) for j, one in enumerate(plan.steps[: i - 1], 1)
+                  if isinstance(one, Launch) and one.stream != relay.stream]  # fmt: skip
+        if not is_relay(relay):
+            continue
+        behind = [one for one in plan.steps[i:]
+                  if isinstance(one, Launch) and one.stream != relay.stream]  # fmt: skip
+        if behind and behind[0].programs == "resident" and not behind[0].spare:
+            message = (
+                f"{behind[0].kernel} leaves no SM to {_kernel(relay)}, which goes on beside it"
+            )
+            yield message, behind[0].place
+        if not before:
+            continue
+        j, last = before[-1]
+        if not plan.moments.order.before([Moment(j, "end")], [Moment(i, "begin")]):
+            message = f"launch of {_kernel(relay)} may hold SMs while {last.kernel} asks for all"
+            yield f"{message}: it must come after stream {last.stream}", relay.place
+
+
+def _kernel(step: Step) -> str:
+    return step.kernel if isinstance(step, Launch) else text.word(type(step))
 
 
 def _joined(plan: Plan) -> Iterator[tuple[str, Place]]:
@@ -306,6 +336,13 @@ def _credits(plan: Plan) -> Iterator[tuple[str, Place]]:
         if not behind:
             message = f"{text.word(type(steps[i - 1]))} writes the slot before credits are taken"
             yield f"{message}: other ranks may still read what it held", steps[i - 1].place
+    for i in {*users, *takers}:
+        if isinstance(steps[i - 1], Launch) and not moments.order.before(
+            [Moment(0, "end")], [Moment(i, "begin")]
+        ):
+            message = f"a launch on stream {steps[i - 1].stream} may be ahead of the caller's, and "
+            message += "takes the last call's number for this one's"
+            yield f"{message}: it must come after the stream main", steps[i - 1].place
     givers = [i for i, step in enumerate(steps, 1) if getattr(step, "gives", False)]
     if len(givers) != 1:
         yield f"{plan.name} gives its slot back {len(givers)} times; once is right", plan.place
@@ -314,7 +351,7 @@ def _credits(plan: Plan) -> Iterator[tuple[str, Place]]:
             given = [Moment(giver, "end") for giver in givers]
             if not givers or access.buffer not in heap | boxes:
                 continue
-            if not moments.order.before(moments.done(i, access), given):
+            if not moments.order.before(moments.read(i, access), given):
                 message = (
                     f"{text.word(type(step))} uses {access.buffer} and is not before what gives"
                 )

@@ -4,8 +4,20 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from weft.base.target import Target
+
 # Communication CTAs for which nobody says how many.
 PUSHERS = 20
+# Those of a kernel beside the product that relays rows between nodes, each on an SM of its own:
+# so many fill a port to other nodes (docs/nvshmem.md: 64 programs put 136 GB/s, a port has 50).
+RELAYS, EMULATED_RELAYS = 16, 2
+
+
+def relays_on(target: Target) -> int:
+    """How many programs relay rows there, and so how many SMs a product leaves to them. Few where
+    ranks are emulated, so that a program has several chunks."""
+    most = EMULATED_RELAYS if target.backend == "emu" else RELAYS
+    return max(1, min(most, target.num_sms // 4))
 
 
 @dataclass(frozen=True)

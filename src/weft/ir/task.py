@@ -37,13 +37,14 @@ from weft.ir.tensor import (
 STAGES = ("traced", "placed", "fused", "tiled", "planned")
 # What carries a collective that is part of a kernel. ce_push: pushes by copies on a stream of their
 # own, of sums from the staging buffer that tiles are stored in; sm_push: stores of SMs; sm_put:
-# wl.put with signals, which reaches other nodes; one_shot_ll: LL packets, stores of which each
+# wl.put with signals, which reaches other nodes; relay: the same once to each node, where a partner
+# passes rows on, by a kernel on a stream of its own; one_shot_ll: LL packets, stores of which each
 # carries its flag, to all ranks; two_shot_ll: to the ranks that own the rows, and back; feed: puts
 # of the product's own first programs, before they multiply. Nobody pulls: pushes were never slower,
 # and need neither rows on the heap nor ranks that meet first.
 ENGINES = {
-    "all_gather": ("ce_push", "sm_push", "sm_put", "feed", "pushers", "one_shot_ll"),
-    "reduce_scatter": ("sm_push", "sm_put", "ce_push"),
+    "all_gather": ("ce_push", "sm_push", "relay", "sm_put", "feed", "pushers", "one_shot_ll"),
+    "reduce_scatter": ("sm_push", "relay", "sm_put", "ce_push"),
     "all_reduce": ("sm_push", "sm_put", "one_shot_ll", "two_shot_ll"),
 }
 LL = ("one_shot_ll", "two_shot_ll")
@@ -64,7 +65,8 @@ class Task:
     `kernel` is there from `fused` on: tasks of one kernel run as one; a task without is a call of a
     library. A product's tile is (rows, columns) or (rows, columns, k). From `planned` on: of a
     collective its `engine` and `chunks`; of a kernel's first task `order`, `programs`, `spare` (SMs
-    left free), `split_k`. The persistent kernel has `split_k` of each of its products.
+    left free), `split_k`; of sums that are relayed `relayed`, as many parts as a rank has to add up
+    for other nodes, and `spare`. The persistent kernel has `split_k` of each of its products.
     """
 
     name: str
@@ -89,6 +91,7 @@ class Task:
     order: str = ""
     programs: str = ""
     spare: int = 0
+    relayed: int = 0
     split_k: int = 1
     place: Place = UNKNOWN
 

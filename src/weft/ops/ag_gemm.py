@@ -5,9 +5,9 @@ last ranks may have fewer, or none. n and k are per rank. Every rank ends with i
 
 Plan    the compiler's, of `program` below (`weft explain ag_gemm`): tiles of own rows come first,
         read in place; those of rank + 1, + 2, ... as their rows arrive. ce_push: copy engines
-        store rows in peers' slots; sm_push: communication CTAs of the product do; ll, for small m:
-        LL packets bring the rows, tiles/gathered_gemm.py; all_gather: weft's, then cuBLAS;
-        nccl: the library's, then cuBLAS
+        store rows in peers' slots; sm_push: communication CTAs of the product do; relay: a kernel
+        beside it, by which rows cross to each other node once; ll, for small m: LL packets bring
+        the rows, tiles/gathered_gemm.py; all_gather, nccl: weft's or NCCL's, then cuBLAS
 Signals the plan's: a word for each chunk of a rank's rows, SET to the call's epoch. Scales of fp8
         rows are stored in all slots before the rows, whose words announce them too
 Limits  n and k are the same on all ranks; A is row-major, B is [k, n] or a transposed [n, k]
@@ -23,8 +23,8 @@ from typing import Any
 import torch
 
 from weft.base.card import Op, Trial, trials
-from weft.compiler import frontend
-from weft.compiler.gather_schedules import CE_PUSH, LL, UNFUSED, Config, candidates, choose, predict
+from weft.compiler import frontend, gather_schedules
+from weft.compiler.gather_schedules import CE_PUSH, LL, RELAY, UNFUSED, Config, candidates, choose
 from weft.ir.device import scales_of
 from weft.ops import _baselines
 from weft.plan import described, gathered, operations
@@ -95,8 +95,7 @@ def _make_call(
     problem = problem_of(world, a, b, m, out, scale_a, scale_b)
     chosen = config or config_of(world, problem, is_recorded)
     other = None if config or is_recorded else config_of(world, problem, is_recorded=True)
-    tensors = _named(a, b, scale_a, scale_b)
-    return gathered.Call(world, problem, chosen, tensors, program, other)
+    return gathered.Call(world, problem, chosen, _named(a, b, scale_a, scale_b), program, other)
 
 
 def run(world: World, problem: Problem, inputs: Mapping[str, Any], config: Config | None = None):
@@ -108,6 +107,7 @@ def run(world: World, problem: Problem, inputs: Mapping[str, Any], config: Confi
 
 
 SHAPE = {"m": 56, "n": 24, "k": 16}
+CHUNKS = {0: {"chunks": 2}, 2: {"chunks": 1}}  # by size
 op = Op(
     name="ag_gemm",
     summary="C[m, n] = all_gather(A over rows)[m, k] @ B[k, n]",
@@ -119,7 +119,7 @@ op = Op(
     program=partial(gathered.traced, program),
     candidates=candidates,
     choose=choose,
-    predict=predict,
+    predict=gather_schedules.predict,
     # What torch's product needs is there when a call is first recorded.
     may_differ=lambda eager, recorded: recorded in (eager, Config(transport=UNFUSED)),
     kernels=described.KernelsOf(run, make_inputs, candidates),
@@ -130,11 +130,13 @@ op = Op(
         *trials(SHAPE),  # Tiles lie within a rank and across two.
         # Words of chunks without rows are the last ones that engines copy: they may come late, and
         # be those of another chunk where the next call has more.
-        Trial((3,), SHAPE, CE_PUSH, calls=(2, 0) * 3, configs={0: {"chunks": 2}, 2: {"chunks": 1}}),
+        Trial((3,), SHAPE, CE_PUSH, calls=(2, 0) * 3, configs=CHUNKS),
+        Trial((2, 1), SHAPE, RELAY, calls=(2, 0) * 3, configs=CHUNKS),
         # Tiles that programs share.
         Trial((2,), {"m": 8, "n": 24, "k": 48}, LL),
         # Inputs change as soon as a call is over; with edges of tiles to be copied, and without.
         Trial((3,), SHAPE, CE_PUSH, on_heap=True),
+        Trial((2, 1), SHAPE | {"m": 48}, RELAY, on_heap=True, calls=(0, 0, 0, 1, 0, 1, 0)),
         Trial((2,), SHAPE | {"m": 64}, CE_PUSH, on_heap=True, calls=(0, 0, 0, 1, 0, 1, 0)),
     ),
     awkward_shapes=((4, {"m": 388, "n": 96, "k": 64}), (3, {"m": 291, "n": 70, "k": 50}),

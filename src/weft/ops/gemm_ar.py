@@ -71,10 +71,10 @@ def candidates(problem: Problem, target: Target) -> Iterator[Config]:
     # What the last own tiles sum is not hidden: few of them.
     large = [replace(config, last=1) for config in reducing(problem, target)]
     unfused = [Config(transport=UNFUSED)]
-    if target.backend == "emu":
+    if target.backend == "emu" and len(problem.nodes) <= 1:
         order = (small, large, unfused) if problem.m <= SMALL_M else (large, small, unfused)
     elif len(problem.nodes) > 1 or problem.m <= SMALL_M:
-        order = (small, unfused, large)  # between nodes there are no packets
+        order = (small, unfused, large)  # between nodes there are no packets; one sum crosses
     else:
         rounds = ceil(problem.m / 128) * ceil(problem.n / 128) / target.num_sms
         hides = problem.rows >= FUSED_ROWS and rounds >= ROUNDS

@@ -31,7 +31,6 @@ Source  the design's section 4
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -85,8 +84,7 @@ class Problem(exchanges.Problem):
     @property
     def groups(self) -> relay.Groups:
         """How parts lie in a relay's slot."""
-        largest = max(self.nodes)
-        return relay.Groups(len(self.nodes), largest, math.ceil(largest / min(self.nodes)))
+        return relay.groups_among(self.nodes)
 
     def extents(self, rank: int, word: int) -> dict[str, Any]:
         return {**super().extents(rank, word), "groups": self.groups}

@@ -19,7 +19,7 @@ from weft.base.errors import DtypeError, ShapeError
 from weft.base.providers import provider
 from weft.base.target import Target
 from weft.compiler import Shard, Tensor, dtensors, frontend, gather_schedules, schedules
-from weft.compiler.gather_schedules import BLOCK_K, BLOCKS, LIBRARY, UNFUSED, Config
+from weft.compiler.gather_schedules import BLOCK_K, BLOCKS, LIBRARY, RELAY, UNFUSED, Config
 from weft.ir.task import Program
 from weft.plan import call_cache, nccl
 from weft.plan.problems import Split, check_sizes, nodes_of, product_of
@@ -54,7 +54,7 @@ class Problem(Split):
 
     op: ClassVar[str] = "ag_gemm"
     sizes: ClassVar[tuple[str, ...]] = ("m", "n", "k")
-    transports: ClassVar[tuple[str, ...]] = (*gather_schedules.TRANSPORTS, UNFUSED, LIBRARY)
+    transports: ClassVar[tuple[str, ...]] = (*gather_schedules.TRANSPORTS, RELAY, UNFUSED, LIBRARY)
     templates: ClassVar[tuple[str, ...]] = schedules.TEMPLATES
     is_summed: ClassVar[bool] = False
     # What its templates and the library take, for messages.
@@ -102,8 +102,9 @@ class Problem(Split):
 
     def can_use_sm90(self, target: Target) -> bool:
         """Does the template for Hopper take this problem there?"""
-        # Its communication CTAs store directly: tiles do not reach other nodes from Gluon.
-        is_hopper = target.arch == 90 and len(self.nodes) <= 1
+        # Communication CTAs store directly from Gluon: what reaches other nodes is relayed.
+        is_near = len(self.nodes) <= 1 or gather_schedules.can_relay(self)
+        is_hopper = target.arch == 90 and is_near
         is_16_bit = self.itemsize == 2 or (self.itemsize == 1 and self.b_is_nk)
         return is_hopper and is_16_bit and self.out_itemsize == 2 and self.can_use_tma(target)
 

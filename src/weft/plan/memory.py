@@ -70,6 +70,9 @@ class Memory:
                 f"{self.plan.name}: no kernel is known that announces {channel.name}",
                 place=channel.place,
             )
+        if channel.to == "partner":
+            total = self.sized.shape(channel.buffer)[0]
+            return (*makers[0].axes[:-1], ("of a relay", total))
         return makers[0].axes
 
     def _of_role(self, role: str) -> list[allocate.Region]:

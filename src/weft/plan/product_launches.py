@@ -20,6 +20,7 @@ from weft.plan.launches import KernelLaunch, Start
 from weft.plan.sizes import SizedPlan
 from weft.tiles import blocking, gemm, gemm_sm90, multiply_sm90, tile_scheduler
 from weft.tiles.hooks import whole
+from weft.tiles.relay import groups_among
 
 PLAIN_WARPS, PLAIN_STAGES = 8, 3
 # What a communication CTA moves at a time on the emulator, so that several share the work, as on a
@@ -78,6 +79,8 @@ class Product(KernelLaunch):
                 f"{launch.kernel}: {message}; tiles that ranks signal to each other have a "
                 f"power of two of columns there: take {self.plain_tile}", place=launch.place,
             )  # fmt: skip
+        # Where a relay of other nodes' tiles finds the shares of this node.
+        self.groups = groups_among(plan.nodes)
         self.needs_aligned = self.is_sm90 and not self.is_whole and self.tile != self.plain_tile
         self.kernel = kernels.sending(kernel) if one.by_tma and self.is_sm90 else kernel
         self.variants = source.load(self.kernel)
@@ -91,6 +94,7 @@ class Product(KernelLaunch):
     def _usual(self, nodes: tuple[int, ...]) -> Schedule:
         """The schedule of a launch for which nobody says another."""
         target, ranks, (tile_m, tile_n, tile_k) = self.world.target, self.world.num_ranks, self.tile
+        nodes = nodes if self.launch.pushes else ()  # others wait for what is relayed
         is_hopper = launches.is_for_hopper(self.itemsize, nodes, target)
         is_sm90 = is_hopper and self.tma and gemm_sm90.has_tile(self.tile)
         # What the last own tiles of an all-reduce sum is not hidden: few of them.
@@ -184,6 +188,8 @@ class Product(KernelLaunch):
         found: dict[str, Any] = {}
         if self.pushed:
             found[f"{self.left}_fed"] = getattr(slot, self._fed)
+        if any(one.name == "groups" for one in self.kernel.of(core.Param)):
+            found["groups"] = self.groups
         if self.scaling:
             theirs, of_right = (bound[scales_of(name)] for name in (self.left, self.right))
             found["apart"] = scales.apart_of(theirs, of_right, self.scaling)

@@ -10,17 +10,21 @@ import torch
 
 from weft.base.errors import UnsupportedError
 from weft.compiler.lower import kernels
-from weft.ir.device import Channel, Copy, Launch, Take
+from weft.ir.device import RELAY, Channel, Copy, Launch, Take, is_relay
 from weft.language.mapping import StaticMapping
 from weft.plan import moving, scales
 from weft.plan.launches import KernelLaunch, Start
 from weft.plan.memory import Memory
+from weft.plan.product_launches import Product
 from weft.plan.sizes import SizedPlan
+from weft.tiles import relay
 
 # Elements that a program moves at once, and rows' bytes that a program stages at least.
 BLOCK, STAGE_BYTES = 8192, 1 << 18
 WARPS = 8
-MOVES = ("stage", "edges", "all_gather", "push_scales")
+# Elements of a tile that a relay sums at once.
+SUMMED = 4096
+MOVES = ("stage", "edges", "all_gather", "push_scales", RELAY)
 
 Tensors = Mapping[str, torch.Tensor]
 
@@ -66,7 +70,7 @@ class Starts:
         more. But a rank without rows is in nobody's tiles, and one without columns has no tile.
         Behind the slot's last use nothing goes by the rule.
         """
-        if step.gives:
+        if step.gives or is_relay(step):
             return
         launch = self.launches.get(step.kernel)
         columns = 1 if launch is None else launch.n
@@ -98,7 +102,7 @@ class Starts:
         return None
 
     def _moving(self, step: Launch, bound: Tensors, slot: Any) -> Start:
-        """Own rows, to the own slot or to every rank's."""
+        """Own rows, to the own slot or to every rank's; or what a relay passes on with them."""
         kind = step.body[0].kind if step.body else ""
         if step.template != "move" or kind not in MOVES:
             raise UnsupportedError(
@@ -106,8 +110,10 @@ class Starts:
                 "the program with lowering='unfused'",
                 place=step.place,
             )
-        (name,) = step.reads
-        (target,) = step.pushes or step.writes
+        (name,), target = step.body[0].operands, step.body[0].result
+        makers = [one for one in self.launches.values() if name in one.launch.pushes]
+        if kind == RELAY and makers:
+            return self._relaying(step, makers[0], bound, slot)
         columns = self.sized.shape(name)[1]
         split = StaticMapping.of(self.sized.shape(target)[0], self.world.num_ranks, chunks=1)
         if kind == "push_scales":
@@ -115,7 +121,12 @@ class Starts:
         given: tuple = (bound[name], bound[target])
         num_bytes = self.sized.shape(name, rank=0)[0] * columns * bound[name].element_size()
         function, programs = moving.stage, max(1, ceil(num_bytes / STAGE_BYTES))
-        if kind == "all_gather":
+        if kind == RELAY and step.awaits != step.announces:
+            raise UnsupportedError(
+                f"{step.kernel}: awaits={step.awaits}; a relay waits for what it announces",
+                place=step.place,
+            )
+        if kind in ("all_gather", RELAY):
             (channel,) = step.announces
             split = self.sized.split(self.sized.channels[channel])
             function, programs = moving.push, self.world.num_ranks * split.chunks
@@ -125,11 +136,34 @@ class Starts:
             copy = next((one for one in pushed if one.target == target), None)
             given = (*given, *self._words_of(copy, slot))
         given = (*given, slot.arg, split, columns, step.takes, self.world.arg)
+        if kind == RELAY:
+            resident = max(1, self.world.target.num_sms - step.spare)
+            function, programs = relay.relay_chunks, min(resident, split.chunks)
         if kind == "edges":
-            function, given = moving.edges, (*given, self._tile_rows(target))
+            function = moving.edges
+        if kind in ("edges", RELAY):
+            given = (*given, self._tile_rows(target))
         if kind == "all_gather":
             given = (*given, step.order == "hierarchical_gather")
         return Start(function, (programs, 1, 1), (*given, BLOCK), {"num_warps": WARPS})
+
+    def _relaying(self, step: Launch, product: KernelLaunch, bound: Tensors, slot: Any) -> Start:
+        """Of a product's tiles for other nodes' ranks one sum of this node's shares, to each."""
+        assert isinstance(product, Product)
+        words = [self.memory.signals_of(slot, name) for name in (*step.awaits, *step.announces)]
+        if len(words) != 2:
+            raise UnsupportedError(
+                f"{step.kernel}: awaits={step.awaits}, announces={step.announces}; a relay of sums "
+                "waits for shares and announces what it has added up", place=step.place,
+            )  # fmt: skip
+        parts, tile_n = product.parts, product.tile[1]
+        resident = max(1, self.world.target.num_sms - step.spare)
+        programs = max(1, min(resident, parts.tiles_m * parts.num_n))
+        given = (
+            *(bound[name] for name in (*step.reads, *step.pushes)), *words, slot.arg, parts,
+            product.groups, self.world.arg, tile_n, max(1, SUMMED // tile_n),
+        )  # fmt: skip
+        return Start(relay.relay_tiles, (programs, 1, 1), given, {"num_warps": WARPS})
 
     def _tile_rows(self, gathered: str) -> int:
         """The height of the tiles in which gathered rows are read; where products differ, more than

@@ -113,7 +113,8 @@ def generated(subject: Any, target: Target, notes: list[str]) -> Iterator[tuple[
         plain = (tile_m, multiply_sm90.wide_columns(tile_n), tile_k)
         given = signature.Specialised(dtype.name, plain, facts.num_ranks, num_stages=2)
         yield variants.plain, signature.record(kernel, "plain", given)
-        is_hopper = launches.is_for_hopper(dtype.itemsize, facts.nodes or (1,), target)
+        nodes = facts.nodes if launch.pushes else ()
+        is_hopper = launches.is_for_hopper(dtype.itemsize, nodes, target)
         if variants.sm90 is not None and is_hopper and gemm_sm90.has_tile(launch.tile):
             stages = gemm_sm90.most_stages(*launch.tile, target)
             given = signature.Specialised(

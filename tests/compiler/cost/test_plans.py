@@ -51,9 +51,12 @@ def test_every_plan_ends_on_all_ranks(path, m, num_ranks):
     plan = golden(path.stem)
     found = predict(plan, {"m": m}, num_ranks, H200X4)
     assert {span.rank for span in found.spans} == set(range(num_ranks)) and found.end_us < 1e4
-    # Where parts are whole tiles there are no edges to copy.
-    launches = {one.kernel for one in plan.of(device.Launch)
-                if [do.kind for do in one.body] != ["edges"]}  # fmt: skip
+    # Where parts are whole tiles there are no edges to copy; on one node no sums are relayed.
+    launches = {
+        one.kernel
+        for one in plan.of(device.Launch)
+        if [do.kind for do in one.body] != ["edges"] and not device.adds_up(one)
+    }
     for rank in range(num_ranks):
         assert launches <= {span.name for span in of_kind(found, rank, "kernel")}
         assert all(span.start_us <= span.end_us for span in found.spans)
@@ -247,6 +250,36 @@ def test_another_node_is_farther():
         assert took == pytest.approx(1024 * 4096 * 2 / gbps / 1e3)
 
 
+@pytest.mark.parametrize("nodes", [(2, 2), (4, 4), (3, 2), (3, 1)])
+def test_relayed_rows_cross_once_to_each_node(nodes):
+    """By each rank's port its own rows; by its node's links these, and what it passes on."""
+    plan, sizes, num_ranks = golden("ag_gemm_relay"), {"m": 4096 * sum(nodes)}, sum(nodes)
+    found = predict(plan, sizes, num_ranks, H200X4, nodes)
+    at = PlanAt(plan, sizes, num_ranks, nodes)
+    moved = {False: 0, True: 0}
+    for span in (one for rank in range(num_ranks) for one in of_kind(found, rank, "transfer")):
+        num_bytes, peer = int(span.name.split()[0]), int(span.name.split()[-1])
+        moved[at.node_of[span.rank] != at.node_of[peer]] += num_bytes
+    part = 4096 * 4096 * 2
+    assert moved[True] == part * num_ranks * (len(nodes) - 1)
+    assert moved[False] == part * sum(size * (size - 1) + (num_ranks - size) * (size - 1)
+                                      for size in nodes)  # fmt: skip
+    by_puts = predict(golden("ag_gemm_nodes"), sizes, num_ranks, H200X4, nodes)
+    assert found.end_us < by_puts.end_us
+
+
+@pytest.mark.parametrize("nodes", [(2, 2), (4, 4), (3, 2), (3, 1)])
+def test_relayed_sums_cross_once_to_each_rank_of_another_node(nodes):
+    num_ranks = sum(nodes)
+    plan, sizes = golden("gemm_rs_relay"), {"m": 1024 * num_ranks}
+    found = predict(plan, sizes, num_ranks, H200X4, nodes)
+    at, crossed = PlanAt(plan, sizes, num_ranks, nodes), 0
+    for span in (one for rank in range(num_ranks) for one in of_kind(found, rank, "transfer")):
+        if at.node_of[span.rank] != at.node_of[int(span.name.split()[-1])]:
+            crossed += int(span.name.split()[0])
+    assert crossed == 1024 * 4096 * 2 * num_ranks * (len(nodes) - 1)
+
+
 @pytest.mark.parametrize("causal", [True, False])
 def test_attention_takes_as_long_as_its_tokens_see_keys(causal):
     """Causal, the last of four ranks sees seven times as many pairs as the first."""
@@ -270,10 +303,10 @@ def test_an_operators_rows_come_node_by_node(nodes):
     are taken rank by rank would wait."""
     ag_gemm = importlib.import_module("weft.ops.ag_gemm")
     problem = gathered.Problem(1024, 7168, 8192, sum(nodes), nodes=nodes)
-    config = ag_gemm.choose(problem, parse_target("cuda:90"))
+    config = next(ag_gemm.candidates(problem, parse_target("cuda:90")))
     made = gathered.traced(ag_gemm.program, problem)
     plan = gather_schedules.planned(made, config, problem, parse_target("cuda:90")).plan
-    (multiply,) = plan.of(device.Launch)
+    (multiply,) = [one for one in plan.of(device.Launch) if not device.is_relay(one)]
     assert multiply.order == "hierarchical_gather"
     in_turn = replace(multiply, order="gather")
     rank_by_rank = replace(plan, statements=tuple(

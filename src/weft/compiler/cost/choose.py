@@ -18,6 +18,7 @@ from weft.compiler.cost.products import Product
 from weft.compiler.facts import Facts
 from weft.compiler.passes.tile import held_by, is_cut_whole, number
 from weft.ir.core import wrong_tile
+from weft.ir.schedule import EMULATED_RELAYS, relays_on
 from weft.ir.task import ENGINES, INSIDE, LL, Program, Task, are_alike, is_staged_by
 from weft.ir.tensor import ByExpert, Size
 from weft.tiles import blocking, gemm_sm90
@@ -27,7 +28,7 @@ LIBRARY = "library"
 PLAIN_CUTS = (gemm_sm90.WIDE, gemm_sm90.TURNS)
 HOPPER_CUTS = (*PLAIN_CUTS, gemm_sm90.MIDDLE)
 # What SMs carry by themselves, to ranks of the node and to others: that runs everywhere.
-BY_STORES = ("sm_push", "sm_put")
+BY_STORES = ("sm_push", "relay", "sm_put")
 # Below so many rows a sum over ranks is worth sending by packets at all.
 PACKET_ROWS = 1024
 # Up to so many rows a tile of 128 is mostly empty, and weights are what takes time; tiles then.
@@ -37,6 +38,8 @@ TWO_CHUNKS_BYTES = 24 << 20
 # Of rows that SMs push, what one program stores to a rank, in a chunk of its own: one program
 # stores 20 GB/s, all of them fill the links.
 PUSHED_BYTES = 1 << 16
+# Chunks of a rank's rows for each program that relays them, at most.
+RELAYED_TURNS = 4
 
 
 @dataclass(frozen=True)
@@ -138,7 +141,7 @@ def of_rows(collective: Task, facts: Facts) -> list[Way]:
     or, few rows, by every rank."""
     assert collective.type is not None
     if collective.kind == "reduce_scatter":
-        return [Way(ENGINES["reduce_scatter"][facts.num_nodes > 1], (), "tiles", 0.0)]
+        return [Way("sm_put" if facts.num_nodes > 1 else "sm_push", (), "tiles", 0.0)]
     rows, columns = (number(size, facts.sizes) for size in collective.type.sizes)
     num_bytes = rows * columns * DTYPES[collective.type.dtype].itemsize
     ways = sums_of_rows(rows, num_bytes, facts.num_ranks, facts.num_nodes, facts.target)
@@ -176,7 +179,9 @@ def engines_of(collective: Task, shape: Product, facts: Facts) -> Iterator[str]:
         is_far = facts.num_nodes > 1
         if collective.kind == "all_gather" and engine in INSIDE:
             continue  # of rows that tiles read by index; others an operator's schedule asks for
-        if (engine == "sm_put") != is_far:
+        if engine == "relay" and not _is_relayed(collective, shape, facts):
+            continue  # nobody to pass rows on to, or no SM that would
+        if (engine in ("sm_put", "relay")) != is_far:
             continue  # stores and copies reach one domain; puts are for others
         by_copies = engine == "ce_push"
         if collective.kind != "all_gather":
@@ -187,6 +192,12 @@ def engines_of(collective: Task, shape: Product, facts: Facts) -> Iterator[str]:
         if engine in LL and shape.m > PACKET_ROWS:
             continue
         yield engine
+
+
+def _is_relayed(collective: Task, shape: Product, facts: Facts) -> bool:
+    """Are there far rows, and near ranks to pass them on to, by SMs that the product can spare?"""
+    has_near = facts.num_nodes > 1 and max(facts.nodes) > 1
+    return has_near and facts.target.num_sms > relays_on(facts.target)
 
 
 def tiles_of(
@@ -260,11 +271,24 @@ def chunks_of(collective: Task, shape: Product, engine: str, facts: Facts) -> It
         yield "tiles"
         return
     shard_bytes = shape.rows * shape.k * shape.itemsize
+    if engine == "relay":
+        yield relayed_chunks(shape.rows, shard_bytes, facts.num_nodes, facts.target)
+        return
     if engine == "sm_push":
         most = min(facts.target.num_sms // facts.num_ranks, shape.rows, shard_bytes // PUSHED_BYTES)
         yield max(1, most)
         return
     yield from range(1, 1 + (most_chunks(shard_bytes, facts.target) if engine == "ce_push" else 1))
+
+
+def relayed_chunks(rows: int, shard_bytes: int, num_nodes: int, target: Target) -> int:
+    """Of a rank's rows that are relayed: a few for each program, so that one is passed on while the
+    next one comes, from the same rank or from that of another node; none too small for its
+    signals."""
+    if target.backend == "emu":
+        return max(1, min(rows, EMULATED_RELAYS + 1))
+    turns = max(1, RELAYED_TURNS // max(1, num_nodes - 1))
+    return max(1, min(rows, shard_bytes // PUSHED_BYTES, turns * relays_on(target)))
 
 
 def most_chunks(shard_bytes: int, target: Target) -> int:
@@ -301,7 +325,7 @@ def predicted_us(
         assert isinstance(chunks, int)
         us = products.staged_us(shape, machine, chunks)
     elif collective.kind == "reduce_scatter":
-        us = products.scattered_us(shape, machine)
+        us = products.scattered_us(shape, machine, engine=engine)
     else:
         us = products.reduced_us(shape, machine, engine)
     return round(us, 3)

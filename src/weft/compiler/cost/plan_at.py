@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import accumulate, pairwise
 from math import ceil, prod
 
 from weft.base.dtypes import DTYPES
@@ -28,6 +29,8 @@ class PlanAt:
     ) -> None:
         nodes = tuple(nodes) or (num_ranks,)
         self.node_of = [node for node, size in enumerate(nodes) for _ in range(size)]
+        ends = [0, *accumulate(nodes)]
+        self._ranks_of = [list(range(*one)) for one in pairwise(ends)]
         self.nodes = hierarchy.Nodes(num_ranks, num_ranks // len(nodes), num_ranks % len(nodes))
         self.plan, self.sizes, self.num_ranks = plan, sizes, num_ranks
         self.buffers: dict[str, Buffer] = {one.name: one for one in plan.of(Buffer)}
@@ -72,6 +75,32 @@ class PlanAt:
             return self.peers(rank)[::-1]
         receiver = as_python(hierarchy.receiver)
         return [receiver(hop, rank, self.nodes) for hop in range(1, self.num_ranks)]
+
+    def near(self, rank: int) -> list[int]:
+        """The other ranks of its node."""
+        return [peer for peer in self._ranks_of[self.node_of[rank]] if peer != rank]
+
+    def partners(self, rank: int) -> list[int]:
+        """Who passes its rows on, on each other node: as tiles/nodes.py says it."""
+        return [there[self._seat(rank) % len(there)] for there in self._others(rank)]
+
+    def partner_here(self, rank: int, shard: int) -> int:
+        """Who adds up on a rank's node what a rank of another one gets; or that rank, if near."""
+        there = self._ranks_of[self.node_of[rank]]
+        return shard if shard in there else there[self._seat(shard) % len(there)]
+
+    def relayed_by(self, rank: int) -> list[int]:
+        """The ranks of other nodes whose rows it passes on."""
+        seat, size = self._seat(rank), len(self._ranks_of[self.node_of[rank]])
+        return [source for there in self._others(rank) for source in there[seat::size]]
+
+    def _seat(self, rank: int) -> int:
+        return rank - self._ranks_of[self.node_of[rank]][0]
+
+    def _others(self, rank: int) -> list[list[int]]:
+        """The ranks of each other node, the next one first."""
+        node, count = self.node_of[rank], len(self._ranks_of)
+        return [self._ranks_of[(node + hop) % count] for hop in range(1, count)]
 
     def owners(self, rank: int, step: Launch) -> list[int]:
         """Whose rows a kernel's tiles are of, in its order; only its own where ranks share none."""

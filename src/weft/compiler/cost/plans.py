@@ -39,9 +39,11 @@ from weft.ir.device import (
     Step,
     Take,
     Wait,
+    adds_up,
+    is_relay,
 )
 from weft.ir.kinds import GATHERED
-from weft.ir.schedule import PUSHERS
+from weft.ir.schedule import PUSHERS, RELAYS
 
 # Rows of tiles that share columns of B.
 GROUP_M = 8
@@ -267,7 +269,10 @@ class _Times(PlanAt):
 
     def launch(self, rank: int, lane: str, now: float, step: Launch) -> Steps:
         start = now + self.machine.push_us
-        if step.template == "move":
+        if is_relay(step):
+            by = self.relay_sums if adds_up(step) else self.relay
+            end = yield from by(rank, lane, start, step)
+        elif step.template == "move":
             end = self.move(rank, start, step)
         elif step.template == "grouped":
             end = yield from self.grouped(rank, start, step)
@@ -306,6 +311,43 @@ class _Times(PlanAt):
                 for chunk in range(self.chunks_of(self.channels[name])):
                     self.notify((name, peer, rank, chunk), end, rank, LINKS)
         return end
+
+    def relay(self, rank: int, lane: str, start: float, step: Launch) -> Steps:
+        """Own rows to the node's other ranks and, by the own port, to a partner on each other node;
+        theirs to the other ranks of this node, chunk by chunk as they come."""
+        (name,), now = step.announces, start
+        chunks, row_bytes = self.chunks_of(self.channels[name]), self.row_bytes(step.reads[0])
+        near, end = self.near(rank), start
+        each = max(1, ceil(self.rows_of(self.channels[name], 0) / chunks))
+
+        def given(source: int, peers: Sequence[int], chunk: int, at: float) -> float:
+            rows = min(each, max(0, self.rows_of(self.channels[name], source) - chunk * each))
+            for peer in peers:
+                at = self.push(rank, peer, rows * row_bytes, at)
+                self.notify((name, peer, source, chunk), at, rank, LINKS)
+            return at
+
+        for chunk in range(chunks):
+            for peers in (self.partners(rank), near):
+                end = max(end, given(rank, peers, chunk, start))
+        for chunk, source in pairs(range(chunks), self.relayed_by(rank)):
+            now = yield from self.wait(rank, lane, now, [(name, rank, source, chunk)], name)
+            end = max(end, given(source, near, chunk, now))
+        return max(now, end)
+
+    def relay_sums(self, rank: int, lane: str, start: float, step: Launch) -> Steps:
+        """Each part of another node's rank that this one adds up: from all ranks of the node, then
+        by its port to that rank."""
+        (taken,), (name,), now, end = step.awaits, step.announces, start, start
+        here = (rank, *self.near(rank))
+        for shard in self.relayed_by(rank):
+            nbytes = self.rows_of(self.channels[name], shard) * self.row_bytes(step.reads[0])
+            keys = [(taken, rank, peer, shard) for peer in here]
+            now = yield from self.wait(rank, lane, now, keys, taken)
+            now += us(nbytes * len(here), RELAYS * self.machine.combine_gbps)
+            end = self.push(rank, shard, nbytes, now)
+            self.notify((name, shard, rank), end, rank, LINKS)
+        return max(now, end)
 
     def grouped(self, rank: int, now: float, step: Launch) -> Steps:
         """A grouped product: a rank's tokens after the other's, as if all had equally many."""
@@ -370,7 +412,8 @@ class _Times(PlanAt):
         sums = self.channels[step.announces[0]]
         for peer in self.peers(rank):
             self.send(rank, peer, nbytes * (2 if sums.by == "packet" else 1), start, now, sums.name)
-        return (yield from self.add_up(rank, now, sums.name, nbytes, self.machine.combine_gbps))
+        gbps = self.machine.combine_gbps
+        return (yield from self.add_up(rank, now, sums.name, nbytes, gbps, self.peers(rank)))
 
     def gather(self, rank: int, start: float, step: Launch, channel: Channel) -> Steps:
         """Own rows first, which need not arrive; those of each other rank when they have."""
@@ -464,6 +507,8 @@ class _Times(PlanAt):
             leave_row_us /= max(1, m - self.rows_of(channel, rank))
         row_bytes, now = n * self.itemsize(step.writes[0]) / chunks, start
         sums = self.channels[(step.awaits if tokens else step.announces)[0]]
+        relayed = next((name for name in step.announces if self.channels[name].to == "partner"), "")
+        back = [name for name in step.announces[1:] if name != relayed]
         sums_gbps = machine.combine_gbps
         if tokens:
             sums_gbps = machine.wide_sums_gbps if step.tile[1] > 128 else machine.sums_gbps
@@ -479,16 +524,24 @@ class _Times(PlanAt):
                 self.arrived[tokens.name, rank, owner, chunk] = _Arrival(
                     set_us, rank, PROGRAMS, now
                 )
+            elif is_away and relayed and owner not in self.near(rank):
+                to, left = self.partner_here(rank, owner), now
+                if to != rank:
+                    left = max(now, self.push(rank, to, nbytes, begun))
+                self.notify((relayed, to, rank, owner), left, rank, PROGRAMS)
             elif is_away:
                 times = 2 if sums.by == "packet" else 1
                 self.send(rank, owner, nbytes * times, begun, now, sums.name)
             elif rows:
                 which = (chunk,) if tokens else ()
-                now = yield from self.add_up(rank, now, sums.name, nbytes, sums_gbps, *which)
-                for name, peer in pairs(step.announces[1:], self.peers(rank)):
+                sources = [*self.near(rank), *self.partners(rank)] if relayed else self.peers(rank)
+                now = yield from self.add_up(
+                    rank, now, sums.name, nbytes, sums_gbps, sources, *which
+                )
+                for name, peer in pairs(back, self.peers(rank)):
                     together = 1 + len(self.channels[name].along)
                     self.send(rank, peer, nbytes * together, begun, now, name)
-        for name, peer in pairs(step.announces[1:], self.peers(rank)):
+        for name, peer in pairs(back, self.peers(rank)):
             if rows := self.rows_of(channel, peer):
                 now = yield from self.wait(rank, PROGRAMS, now, [(name, rank, peer)], name)
                 nbytes = rows * self.row_bytes(step.writes[0])
@@ -498,12 +551,13 @@ class _Times(PlanAt):
         return now
 
     def add_up(
-        self, rank: int, now: float, name: str, nbytes: float, gbps: float, *chunk: int
-    ) -> Steps:
-        """Wait for what all other ranks have sent, and add it."""
-        keys = [(name, rank, peer, *chunk) for peer in self.peers(rank)]
+        self, rank: int, now: float, name: str, nbytes: float, gbps: float,
+        sources: Sequence[int], *chunk: int,
+    ) -> Steps:  # fmt: skip
+        """Wait for what other ranks have sent, and add it."""
+        keys = [(name, rank, peer, *chunk) for peer in sources]
         now = yield from self.wait(rank, PROGRAMS, now, keys, name)
-        took = us(nbytes * (self.num_ranks - 1), gbps * self.machine.num_sms)
+        took = us(nbytes * len(sources), gbps * self.machine.num_sms)
         return self.work(rank, "sums of own rows", now, took, rank)
 
 

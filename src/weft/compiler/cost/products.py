@@ -15,10 +15,13 @@ from math import ceil
 from weft.base.hardware import Hardware
 from weft.base.parts import full_part
 from weft.compiler.cost.rounds import Arrival, Rounds
+from weft.ir.schedule import RELAYS
 from weft.tiles import gemm_sm90, multiply_sm90, tile_scheduler
 from weft.tiles.blocking import Blocking
 
 ITEMSIZE = 2
+# What brings rows beside the product, none of whose programs does.
+BESIDE = ("ce_push", "relay")
 # Columns of a product that waits for its operands in shared memory.
 THIN_REST = 32
 # Of fewer rows, the template for Hopper takes so many times what is predicted of gathered ones,
@@ -113,15 +116,16 @@ def gathered_us(
 ) -> float:  # fmt: skip
     """All-gather of A's rows, then the product; from the call to its end.
 
-    engine: ce_push, sm_push, sm_put (to other nodes). `num_programs`: of the product; 0: as many as
-    there are SMs, but for one beside engines. `pushers`: its last ones, which store rows before
-    they multiply; 0: all, where no copy engine does it.
+    engine: ce_push, sm_push; to other nodes sm_put, relay. `num_programs`: of the product; 0: as
+    many as there are SMs, but for one beside engines and for those that relay. `pushers`: its last
+    ones, which store rows before they multiply; 0: all, where nothing beside the product does it.
     """
-    by_copies = engine == "ce_push"
-    programs = num_programs or machine.num_sms - by_copies
-    pushers = min(pushers or programs, programs)
+    is_beside = engine in BESIDE
+    beside = RELAYS if engine == "relay" else int(is_beside)
+    programs = num_programs or max(1, machine.num_sms - beside)
+    pushers = RELAYS if engine == "relay" else min(pushers or programs, programs)
     arrived = _arrivals(product, machine, engine, chunks, pushers)
-    late = (0, 0.0) if by_copies else (pushers, arrived[-1][0])
+    late = (0, 0.0) if is_beside else (pushers, arrived[-1][0])
     end = multiply_us(product, machine, programs, arrived, *late)
     return end + reread_us(product, machine) + machine.end_us
 
@@ -153,6 +157,14 @@ def _arrivals(
     """(us, row of tiles) from which on tiles wait for the rows that come then, own rows first."""
     rows, row_bytes = product.rows, product.k * product.itemsize
     found, tile_m = [(0.0, 0)], product.tile[0]
+    if engine == "relay":
+        gbps = min(machine.push_gbps, pushers * machine.pusher_gbps)
+        near_us, far_us = relayed_us(product, machine, rows * row_bytes, gbps, chunks)
+        near_rows = rows * product.ranks_of_node
+        found.append((machine.push_us + near_us, rows // tile_m))
+        if near_rows < product.m:
+            found.append((machine.push_us + far_us, near_rows // tile_m))
+        return found
     if engine != "ce_push":
         if rows < product.m:
             gbps = min(machine.push_gbps, pushers * machine.pusher_gbps)
@@ -178,6 +190,19 @@ def _sent_us(product: Product, machine: Hardware, part_bytes: float, near_gbps: 
     if not far:
         return near_us
     return max(near_us, machine.far_us + far * part_bytes / machine.far_gbps / 1e3)
+
+
+def relayed_us(
+    product: Product, machine: Hardware, part_bytes: float, near_gbps: float, chunks: int
+) -> tuple[float, float]:
+    """When all near ranks' rows are there, and all other nodes', of which each part came once by
+    the port of the rank that passes it on, chunk by chunk beneath what comes behind it."""
+    near, nodes = product.ranks_of_node - 1, product.num_nodes - 1
+    each_us = part_bytes / near_gbps / 1e3
+    came_us = machine.far_us + nodes * part_bytes / machine.far_gbps / 1e3
+    stored_us = near * (1 + nodes) * each_us  # all that a rank stores in its node
+    last_us = near * nodes * each_us / chunks + machine.signal_us
+    return near * each_us, max(came_us, stored_us) + last_us
 
 
 def multiply_us(
@@ -281,15 +306,25 @@ def combine_us(product: Product, machine: Hardware, gbps: float) -> float:
     return own_bytes / (gbps * min(machine.num_sms, num_m * num_n)) / 1e3
 
 
-def scattered_us(product: Product, machine: Hardware, *, by_tma: bool = False) -> float:
+def scattered_us(
+    product: Product, machine: Hardware, *, by_tma: bool = False, engine: str = "sm_push"
+) -> float:
     """The product, then reduce-scatter of its rows: other ranks' tiles first, own ones last."""
     num_m, num_n = product.tiles
-    programs = machine.num_sms
+    is_relayed = engine == "relay"
+    programs = machine.num_sms - RELAYS * is_relayed
     each = tile_us(product, machine)
     alone = multiply_us(product, machine, programs) + leaving_us(product, machine, by_tma)
     part_bytes = product.m * product.n * product.itemsize / product.num_ranks
     # The last tiles for others leave when own ones begin, and are needed when those end.
     sent_us = _sent_us(product, machine, part_bytes, machine.push_gbps) + machine.signal_us
+    if is_relayed:
+        # Near ranks' tiles and what partners add up by NVLink; of other nodes' rows one sum.
+        gbps = min(machine.push_gbps, RELAYS * machine.pusher_gbps)
+        near_us, far_us = relayed_us(product, machine, part_bytes, gbps, num_m * num_n)
+        shares = product.ranks_of_node * (product.num_nodes - 1)
+        added_us = shares * part_bytes / (RELAYS * machine.combine_gbps) / 1e3
+        sent_us = max(near_us, far_us, added_us) + machine.signal_us
     own_us = num_m / product.num_ranks * num_n * each / programs
     added_us = combine_us(product, machine, machine.combine_gbps)
     exposed = max(0.0, sent_us - (alone - own_us), machine.signal_us)

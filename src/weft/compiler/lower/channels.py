@@ -88,6 +88,8 @@ def _of_sums(program: Program, task: Task) -> Iterator[Channel]:
         place=task.place,
     )  # fmt: skip
     yield sent
+    if buffers.relayed:
+        yield replace(sent, name=f"{buffers.relayed}_ready", buffer=buffers.relayed, to="partner")
     if buffers.gathered:
         (gathered,) = buffers.gathered.values()
         yield replace(sent, name=f"{gathered}_ready", buffer=gathered, to="all")
@@ -112,11 +114,12 @@ def _of_chunks(task: Task, buffers: SumBuffers) -> Iterator[Channel]:
 class SumBuffers(NamedTuple):
     """Buffers by which a kernel's sums travel: on the heap `partials`, and `gathered` by the value
     that it has, of which there is one: what follows from it each rank makes itself, from the same
-    bits. `staged` has what engines carry."""
+    bits. `staged` has what engines carry, `relayed` what is added up for ranks of other nodes."""
 
     partials: str
     gathered: dict[str, str]
     staged: str = ""
+    relayed: str = ""
 
 
 def sum_buffers(program: Program, kernel: str) -> SumBuffers:
@@ -135,8 +138,9 @@ def sum_buffers(program: Program, kernel: str) -> SumBuffers:
             values = ()  # each rank sums all rows itself
         whole = {value: _unique("gathered", taken) for value in values}
         staged = _unique("staged", taken) if is_staged(sums[0]) else ""
+        relayed = _unique("relayed", taken) if sums[0].engine == "relay" else ""
         if name == kernel:
-            found = SumBuffers(partials, whole, staged)
+            found = SumBuffers(partials, whole, staged, relayed)
     return found
 
 

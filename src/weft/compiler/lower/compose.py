@@ -30,6 +30,7 @@ from weft.tiles.hooks import (
     order,
     partition,
     reduce,
+    relayed,
     scales,
     scatter,
     signals,
@@ -74,6 +75,7 @@ HOOKS: dict[str, tuple[Any, tuple[str, ...] | None, str]] = {
     "choices": (table.choices, ("{0}", "{1}.slot_of", "{1}.weight_of", "{2}", "{3}"), ""),
     "add_partials": (reduce.add_partials, None, OWN),
     "add_staged": (reduce.add_staged, None, OWN),
+    "add_relayed": (relayed.add_relayed, None, OWN),
     **{kind: (getattr(epilogue, kind), ("{dtype}",), "") for kind in (*ACTIVATIONS, *GATED)},
     **{
         kind: (getattr(epilogue, kind), ("{0}", "shape.m", "{columns}"), "")
@@ -86,6 +88,8 @@ HOOKS: dict[str, tuple[Any, tuple[str, ...] | None, str]] = {
     "store_own": (scatter.store_own, None, OWN),
     "stage": (scatter.stage, None, OTHER),
     "push": (scatter.push, None, OTHER),
+    "push_near": (relayed.push_near, None, OTHER),
+    "push_partner": (relayed.push_partner, None, OTHER),
     "send": (scatter.send, ("{0}", "{1}", "{0}_peers"), OTHER),
     "spread": (scatter.spread, None, OWN),
     "send_to_all": (scatter.send_to_all, ("{0}", "{1}", "{0}_peers"), OWN),
@@ -159,9 +163,11 @@ def summed_block(kernel: core.Kernel, name: str, tile: Sequence[int]) -> tuple[i
 
 def has_sm90(kernel: core.Kernel) -> bool:
     """Is there a variant of it for Hopper?"""
-    # Kernels in Gluon put nothing to other nodes. Sums over rows take several segments.
+    # Kernels in Gluon put nothing to other nodes: they wait for what is relayed. Sums over rows
+    # take several segments.
+    puts = any(one.function in core.FAR for one in kernel.of(core.Hook))
     return (kernel.of(core.Template)[0].function == "gemm"
-            and not _is_by_node(kernel) and not is_summed_over_rows(kernel))  # fmt: skip
+            and not (puts and _is_by_node(kernel)) and not is_summed_over_rows(kernel))  # fmt: skip
 
 
 def _is_by_node(kernel: core.Kernel) -> bool:
@@ -349,7 +355,9 @@ def _of_wait(one: core.Wait, kernel: core.Kernel) -> _Guarded:
         return Call(signals.wait_sources, (*given, *how)), ""
     if one.flags == "all":
         return Call(signals.wait_all, (*given, one.by == "last", *how)), ""
-    function = signals.wait_chunk if one.flags == "chunk" else signals.wait_others
+    function = {"chunk": signals.wait_chunk, "relayed": relayed.wait_relayed}.get(
+        one.flags, signals.wait_others
+    )
     return Call(function, (*given, *how)), OWN
 
 
@@ -359,6 +367,13 @@ def _of_notify(one: core.Notify, kernel: core.Kernel) -> _Guarded:
         return Call(signals.notify_fed, given), FEEDING
     if one.to == "each":
         return Call(signals.notify_pushed, given), PUSHED
+    hooks = {hook.function: hook for hook in kernel.of(core.Hook)}
+    if one.to == "partner":
+        (*_, groups) = hooks["push_partner"].args
+        given = (*given[:2], groups, *given[2:])
+        return Call(relayed.notify_partner, given), OTHER
+    if one.to == "owner" and "push_near" in hooks:
+        return Call(relayed.notify_near, given), OTHER
     function, guard = {
         "here": (signals.notify_chunk, LAST), "engine": (signals.notify_engine, LAST),
         "owner": (signals.notify_owner, OTHER), "all": (signals.notify_all, OWN),

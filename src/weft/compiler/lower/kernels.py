@@ -25,7 +25,7 @@ from weft.base.errors import UnsupportedError
 from weft.compiler.lower import params, row_kernels, table_kernels
 from weft.compiler.passes.swizzle import BY_NODE
 from weft.ir import core, core_in_plan, core_rules
-from weft.ir.device import Channel, Copy, Do, Launch, Plan, scales_of
+from weft.ir.device import Channel, Copy, Do, Launch, Plan, announced, is_relay, scales_of
 from weft.ir.kinds import ELEMENTWISE, GATHERED
 
 
@@ -60,7 +60,8 @@ def lower_launch(plan: Plan, launch: Launch) -> core.Kernel:
     if is_gather and is_simple and _gathered(plan, launch) is not None:
         statements = _gather(plan, launch, product)
     elif form == "scatter" and [one.kind for one in rest] == ["reduce_scatter"]:
-        statements = _scatter(plan, launch, product)
+        relayed = len(launch.pushes) > 1
+        statements = (_relayed if relayed else _scatter)(plan, launch, product)
     elif form == "part_by_part" and [one.kind for one in rest] == ["stage", "reduce_scatter"]:
         statements = _carry(plan, launch, product)
     elif form == "scatter" and [one.kind for one in rest] == ["all_reduce"]:
@@ -187,9 +188,11 @@ def _gather(plan: Plan, launch: Launch, product: Do) -> Iterator[core.Statement]
     yield from _stored(launch, product)
     # Scales are read behind the operands.
     over = "end" if scaled else "done"
-    copied = any(isinstance(one, Copy) and one.announces == channel.name for one in plan.steps)
-    if copied and launch.awaits:
-        # Also words of chunks without rows: an engine must not write one after the call.
+    is_beside = any((isinstance(one, Copy) or is_relay(one)) and channel.name in announced(one)
+                    for one in plan.steps)  # fmt: skip
+    if is_beside and launch.awaits:
+        # Also words of chunks without rows: an engine must not write one after the call, and who
+        # passes rows on reads them until their word.
         yield core.Wait(over, channel.name, "all", "split", by="last", place=channel.place)
     if launch.gives:
         yield core.Finish(over, "slot")
@@ -220,6 +223,36 @@ def _scatter(plan: Plan, launch: Launch, product: Do) -> Iterator[core.Statement
     yield _notify(channel, "owner")
     if launch.gives:
         # Not when operands have been read: partial sums of peers are read behind them.
+        yield core.Finish("end", "slot")
+
+
+def _relayed(plan: Plan, launch: Launch, product: Do) -> Iterator[core.Statement]:
+    """The same where a far rank's tiles go to a partner on this node, which sends it one sum."""
+    shares, for_others = params.announced(plan, launch)
+    left, right = product.operands
+    (partials, relayed), (result,) = launch.pushes, launch.writes
+    for name in (left, right, result):
+        yield core.Param(name, "operand")
+    for name in (partials, relayed):
+        yield core.Param(name, "pointer")
+    for channel in (shares, for_others):
+        yield params.signals(plan, launch, channel)
+    yield core.Param("groups", "number", "where a relay finds parts")
+    yield from params.around(plan, launch)
+    yield core.Mapping("parts", "static", (left,), cuts="part")
+    yield core.Template("gemm", launch.tile, formula(launch))
+    if launch.takes:
+        yield core.Credit("begin", "slot")
+    yield core.Hook("order", launch.order, ("parts",))
+    yield core.Hook("ready", "read_owned", (left, "parts"))
+    yield core.Wait("combine", shares.name, "relayed", "parts", place=shares.place)
+    yield core.Hook("combine", "add_relayed", (partials, "parts"))
+    yield core.Hook("emit", "store_own", (result, "parts"))
+    yield core.Hook("emit", "push_near", (partials, "parts"))
+    yield core.Hook("emit", "push_partner", (relayed, "parts", "groups"))
+    yield _notify(shares, "owner")
+    yield _notify(for_others, "partner")
+    if launch.gives:
         yield core.Finish("end", "slot")
 
 

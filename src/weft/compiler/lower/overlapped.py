@@ -23,7 +23,9 @@ from weft.compiler.lower.unfused import call, local_sizes, role_of
 from weft.compiler.passes.tile import number
 from weft.ir.device import (
     NUM_RANKS,
+    RELAY,
     Buffer,
+    Call,
     Copy,
     Do,
     Launch,
@@ -32,6 +34,7 @@ from weft.ir.device import (
     Statement,
     Step,
     Tiles,
+    is_relay,
     scales_of,
 )
 from weft.ir.kinds import GATHERED
@@ -41,9 +44,11 @@ from weft.ir.tensor import Type
 from weft.tiles.gemm import BLOCK_K
 
 # What a gather's kernel is called by what carries the rows; engines are fed by staging.
-VERBS = {"ce_push": "edges", "sm_push": "push", "sm_put": "push"}
+VERBS = {"ce_push": "edges", "sm_push": "push", "sm_put": "push", "relay": "relay"}
 # The stream of what engines carry from tiles: gathers' copies must not stand behind its waits.
 SENDS = "send"
+# That of kernels that relay rows while a product runs, on SMs that it leaves to them.
+RELAYS = "relay"
 
 
 def draw(program: Program) -> Plan:
@@ -51,13 +56,25 @@ def draw(program: Program) -> Plan:
     an order that they can run."""
     drawn = [_drawn(program, unit) for unit in units(program)]
     buffers = [one for unit in drawn for one in unit.buffers]
-    steps = [step for unit in drawn for step in unit.steps]
+    steps = relays_late([step for unit in drawn for step in unit.steps])
     inputs = [_buffer(task, "input") for task in program.tasks if task.kind == "input"]
     statements: list[Statement] = [*program.choices, *inputs, *buffers]
     return Plan(
         program.name, program.mesh, (*statements, *channels_of(program), *steps), program.results,
         "drawn", program.place,
     )  # fmt: skip
+
+
+def relays_late(steps: Sequence[Step]) -> list[Step]:
+    """Each relay right before the first step that reads what it brings, which leaves SMs to it."""
+    found = list(steps)
+    for relay in filter(is_relay, steps):
+        assert isinstance(relay, Launch)
+        found.remove(relay)
+        reads = [i for i, one in enumerate(found) if isinstance(one, Launch | Call)
+                 and {*relay.pushes} & {*one.reads}]  # fmt: skip
+        found.insert(reads[0], relay)
+    return found
 
 
 @dataclass(frozen=True)
@@ -161,6 +178,13 @@ def _gather(program: Program, task: Task) -> Unit:
     if task.engine == "sm_put" and any(_is_by_node(one) for one in program.users(task.name)):
         # To whom rows go first is who asks for them first.
         kernel = replace(kernel, order="hierarchical_gather")
+    if task.engine == "relay":
+        body = (Do(RELAY, (source,), task.name),)
+        relay = replace(
+            kernel, reads=(source, task.name), pushes=(task.name,), stream=RELAYS, body=body,
+            programs=task.programs, spare=task.spare,
+        )  # fmt: skip
+        return Unit((buffer,), (relay,))
     if task.engine == "ce_push":
         copy = Copy(source, task.name, "push", f"{task.name}_ready", place=task.place)
         if program.users(task.name)[0].kind == "gather_rows":
@@ -222,8 +246,9 @@ def _kernel(program: Program, unit: tuple[Task, ...]) -> Unit:
         return _staged(program, unit, buffers, on_heap)
     fed = tuple(one for one in program.gathers(first) if one.engine in INSIDE)
     names = [one.name for one in (*fed, *on_heap)]
+    read = [name for name in names if name != buffers.relayed]
     launch = Launch(
-        first.kernel, tuple(dict.fromkeys((*_reads(program, unit), *names))), made, tuple(names),
+        first.kernel, tuple(dict.fromkeys((*_reads(program, unit), *read))), made, tuple(names),
         template="small" if any(one.engine in LL for one in fed) else _template(unit),
         body=tuple(Do(one.kind, one.operands, one.name, one.eps, one.scaling)
                    for one in (*fed, *unit)),
@@ -231,7 +256,16 @@ def _kernel(program: Program, unit: tuple[Task, ...]) -> Unit:
         split_k=first.split_k, place=first.place,
     )  # fmt: skip
     results = tuple(_buffer(program.task(name)) for name in made)
-    return Unit((*on_heap, *results), (launch,))
+    steps: tuple[Step, ...] = (launch,)
+    if buffers.relayed:  # queued first, since it goes on beside the product
+        relay = Launch(
+            first.kernel.replace("_multiply", "_relay_sums"), (buffers.relayed,),
+            pushes=(buffers.partials,), stream=RELAYS, template="move",
+            body=(Do(RELAY, (buffers.relayed,), buffers.partials),), programs="resident",
+            spare=unit[-1].spare, place=unit[-1].place,
+        )  # fmt: skip
+        steps = (relay, launch)
+    return Unit((*on_heap, *results), steps)
 
 
 def _template(unit: Sequence[Task]) -> str:
@@ -292,6 +326,9 @@ def _symmetric_of(program: Program, unit: Sequence[Task], buffers: SumBuffers) -
     role = "packets" if total.engine in LL else "symmetric"
     sizes = (NUM_RANKS, rows, kind.sizes[1])
     found = [Buffer(buffers.partials, kind.dtype, sizes, role, place=total.place)]
+    if buffers.relayed:
+        sizes = (total.relayed, *sizes[1:])
+        found.append(Buffer(buffers.relayed, kind.dtype, sizes, role, place=total.place))
     for value, name in buffers.gathered.items():
         of = _type(program.task(value))
         found.append(Buffer(name, of.dtype, of.sizes, role, place=total.place))

@@ -63,6 +63,8 @@ def _ordered(plan: Plan) -> Plan:
             # What goes along with other rows is announced with these.
             sent = [name for name in step.pushes if name not in along]
             announces = tuple(dict.fromkeys(by_buffer[n] for n in (*sent, *kept)))
+            if step.stream != MAIN:
+                steps.append(After(step.stream, MAIN))
             steps.append(replace(step, awaits=awaits, announces=announces))
         else:
             reads = step.reads if isinstance(step, Call) else ()

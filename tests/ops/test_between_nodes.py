@@ -1,0 +1,123 @@
+"""Of what crosses from node to node: rows once to each node, counted in the emulator."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from multiplying import EMU, check
+
+import weft
+from weft.base.dtypes import tolerance
+from weft.base.topology import Topology, text_of
+from weft.compiler import Settings, Shard, Tensor, all_gather, reduce_scatter, silu_mul
+from weft.ops import cards
+
+NODES = [(2, 2), (4, 4), (3, 1), (3, 2)]
+N, K = 24, 16
+WIDE = 120  # rows of so many columns are worth a relay of their sums
+
+
+def crossing(nodes: tuple[int, ...], main) -> dict[tuple[int, int], int]:
+    """Bytes from node to node while all ranks run `main`."""
+    with weft.emulated(nodes=nodes) as session:
+        session.run(main)
+        return dict(session.traffic.between_nodes(session.topology))
+
+
+def rows_of(nodes: tuple[int, ...], m: int) -> list[int]:
+    """Of each node, as torch.chunk splits them over ranks."""
+    topology, found = Topology(nodes), [0] * len(nodes)
+    for rank, part in enumerate(torch.arange(m).chunk(sum(nodes))):
+        found[topology.seat(rank).node] += len(part)
+    return found
+
+
+def pairs(nodes: tuple[int, ...]) -> list[tuple[int, int]]:
+    return [(i, j) for i in range(len(nodes)) for j in range(len(nodes)) if i != j]
+
+
+@pytest.mark.parametrize("m", [160, 61])
+@pytest.mark.parametrize("nodes", NODES, ids=text_of)
+def test_gathered_rows_cross_once(nodes, m):
+    op, num_ranks = cards()["ag_gemm"], sum(nodes)
+    problem = op.problem(m=m, n=N, k=K, num_ranks=num_ranks, dtype="float32", nodes=nodes)
+    config = op.choose(problem, EMU)
+
+    def main():
+        world = weft.init()
+        check(op, op.run(world, problem, op.make_inputs(problem, world.rank), config), problem,
+              world.rank)  # fmt: skip
+
+    rows = rows_of(nodes, m)
+    assert config.transport == "relay"
+    assert crossing(nodes, main) == {(i, j): rows[i] * K * 4 for i, j in pairs(nodes)}
+
+
+@pytest.mark.parametrize("m", [160, 141])
+@pytest.mark.parametrize("nodes", NODES, ids=text_of)
+@pytest.mark.parametrize("name", ["gemm_rs", "gemm_ar"])
+def test_sums_cross_once(name, nodes, m):
+    """Of a node's rows one sum of each other node; all-reduced, the result of these goes back."""
+    op, num_ranks = cards()[name], sum(nodes)
+    problem = op.problem(m=m, n=WIDE, k=K, num_ranks=num_ranks, dtype="float32", nodes=nodes)
+    config = op.choose(problem, EMU)
+
+    def main():
+        world = weft.init()
+        check(op, op.run(world, problem, op.make_inputs(problem, world.rank), config), problem,
+              world.rank)  # fmt: skip
+
+    rows, is_back = rows_of(nodes, m), name == "gemm_ar"
+    assert crossing(nodes, main) == {
+        (i, j): (rows[j] + is_back * rows[i]) * WIDE * 4 for i, j in pairs(nodes)
+    }
+
+
+def gemm_rs(a, b):
+    return reduce_scatter(a @ b)
+
+
+def mlp(x, w1, w2):
+    return reduce_scatter(silu_mul(all_gather(x) @ w1) @ w2)
+
+
+HIDDEN = 120  # pairs of columns for 4, 5 and 8 ranks
+LAYERS = {
+    gemm_rs: {"a": ("m", HIDDEN, Shard(1)), "b": (HIDDEN, WIDE, Shard(0))},
+    mlp: {"x": ("m", K, Shard(0)), "w1": (K, 2 * HIDDEN, Shard(1)), "w2": (HIDDEN, WIDE, Shard(0))},
+}
+
+
+@pytest.mark.parametrize("sums", ["relay", "library"])
+@pytest.mark.parametrize("m", [160, 141])
+@pytest.mark.parametrize("nodes", NODES, ids=text_of)
+@pytest.mark.parametrize("function", LAYERS)
+def test_rows_and_sums_of_programs_cross_once(function, nodes, m, sums):
+    """Sums beside the product, tile by tile, or by weft's collective behind it. In float32, as the
+    collective sends them."""
+    num_ranks = sum(nodes)
+    types = {name: Tensor("float32", sizes[:-1], sizes[-1])
+             for name, sizes in LAYERS[function].items()}  # fmt: skip
+    layer = weft.program(mesh="tp", **types)(function)
+    tasks = layer.stages.program.tasks
+    by = {"all_gather": "relay", "reduce_scatter": sums}
+    engines = {one.name: by[one.kind] for one in tasks if one.kind in by}
+    layer = layer.options(settings=Settings(engines=engines))
+    sizes = [[m if size == "m" else size for size in one.sizes] for one in types.values()]
+    whole = [torch.randn(*size) for size in sizes]
+    dims = [one.placement.dim for one in types.values()]
+    wanted = whole[0] @ whole[1]
+    if function is mlp:
+        wanted = torch.nn.functional.silu(wanted[:, ::2]) * wanted[:, 1::2] @ whole[2]
+
+    def main():
+        world = weft.init()
+        own = [one.chunk(num_ranks, dim)[world.rank].clone() for one, dim in zip(whole, dims)]
+        got = layer(*own, world=world, m=m)
+        expected = wanted.chunk(num_ranks)[world.rank]
+        assert (got - expected).norm() <= tolerance("float32", HIDDEN) * expected.norm()
+
+    rows, is_gathered = rows_of(nodes, m), function is mlp
+    assert crossing(nodes, main) == {
+        (i, j): (rows[i] * K * is_gathered + rows[j] * WIDE) * 4 for i, j in pairs(nodes)
+    }
