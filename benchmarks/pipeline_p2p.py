@@ -183,8 +183,8 @@ def beside(subject: Subject, variants: list[Variant], rounds: int) -> dict[str, 
 
     multiply()
     world.synchronize()
-    alone_us = timed(multiply, ahead=True)
-    # So many that they last about as long as the products.
+    # So many that they last about as long as the products; as many on both ranks.
+    alone_us = max(exchanged(world, timed(multiply, ahead=True)))
     counts = {}
     for variant in variants:
         us = timed(lambda variant=variant: variant.call(0), ahead=True)

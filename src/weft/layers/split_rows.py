@@ -213,10 +213,16 @@ def _is_rowwise(node: Node, m: int) -> bool:
         return bool(is_kept) and list(dims) in ([-1], [len(lead)]) and source.shape[:-1] == lead
     if target not in ROWWISE:
         tags = getattr(target, "tags", ())
-        others = (torch.Tag.inplace, torch.Tag.nondeterministic_seeded)
-        if torch.Tag.pointwise not in tags or any(one in tags for one in others):
+        if torch.Tag.pointwise not in tags or any(one in tags for one in NOT_OF_ROWS):
             return False
     return all(_has_rows(one, lead) is not None for one in node.all_input_nodes)
+
+
+# What functions are that are no pointwise ones of rows; torch 2.11 has no first of them.
+NOT_OF_ROWS = [
+    getattr(torch.Tag, name) for name in ("inplace", "nondeterministic_seeded")
+    if hasattr(torch.Tag, name)
+]  # fmt: skip
 
 
 def _has_rows(node: Node, lead: Sequence[Any]) -> bool | None:

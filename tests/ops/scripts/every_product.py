@@ -21,8 +21,9 @@ SHAPES = [(997, 768, 512), (9, 1024, 512), (200, 70, 50)]
 WAITING = (1024, 5120, 2048)
 # Sequences, keys of each on a rank, elements of a head, heads of queries and of the cache.
 DECODED = [(8, 3000, 128, 32, 8), (1, 20000, 128, 8, 1), (3, 70, 50, 12, 4), (64, 999, 64, 64, 1)]
-# Tokens, heads of queries and of keys, elements of a head, sequences (0: one), causal?
-ATTENDED = [(997, 8, 2, 128, 5, 1), (4096, 8, 1, 64, 0, 1), (301, 6, 6, 80, 2, 0)]
+# Tokens, heads of queries and of keys, elements of a head, sequences (0: one), causal? zigzag?
+ATTENDED = [(997, 8, 2, 128, 5, 1, 0), (4096, 8, 1, 64, 0, 1, 0), (301, 6, 6, 80, 2, 0, 0),
+            (997, 8, 2, 128, 5, 1, 1)]  # fmt: skip
 # The third is recorded, and replayed from then on.
 CALLS = 5
 
