@@ -125,6 +125,16 @@ def test_a_program_is_compiled_ahead(model, capsys):
     assert json.loads(capsys.readouterr().out)["kernels"]
 
 
+def test_a_decode_step_is_compiled_into_an_artefact(tmp_path, capsys):
+    """Of integers nobody makes up values, and nobody has to; its options are the file's."""
+    step = Path(__file__).parents[2] / "examples" / "16_megakernel.py"
+    words = f"compile {step}:one_kernel --target cuda:90 --ranks 2 --shape b=1..2 --json -o".split()
+    assert main([*words, str(tmp_path)]) == 0
+    values, compiled = json.loads(capsys.readouterr().out), load(tmp_path)
+    assert {one["name"].partition("-")[0] for one in values["kernels"]} == {"layer_persistent"}
+    assert compiled.sizes == "b=1/2"
+
+
 def test_a_programs_calls_are_compiled_into_an_artefact(model, tmp_path, capsys):
     words = f"compile {model}:mlp --target cuda:90 --ranks 2 --shape m=8..9 --json -o".split()
     assert main([*words, str(tmp_path)]) == 0

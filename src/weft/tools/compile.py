@@ -101,7 +101,7 @@ def compile_calls(
     from weft.plan import artefact
     from weft.verify.compiled import compiled
 
-    card, topology = find_op(subject), parse_topology(ranks, nodes)
+    card, topology = find_op(subject, has_values=False), parse_topology(ranks, nodes)
     if len(topology.sizes) > 1:
         raise UsageError(f"--nodes {nodes}: an artefact is for ranks of one node")
     known = card.default_shape

@@ -203,6 +203,8 @@ def defined_in(file: str) -> tuple[list[str], list[str]]:
             kernels += [node.name] if "jit" in by else []
             programs += [node.name] if by.endswith("program") else []
         elif isinstance(node, ast.Assign) and isinstance(node.value, ast.Call):
-            is_program = "program(" in ast.unparse(node.value.func) + "("
+            of = ast.unparse(node.value.func)
+            # Also one that is defined above, with options of its own.
+            is_program = "program(" in f"{of}(" or of.removesuffix(".options") in programs
             programs += [ast.unparse(one) for one in node.targets] if is_program else []
     return kernels, programs

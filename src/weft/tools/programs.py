@@ -28,15 +28,16 @@ if TYPE_CHECKING:
 DEFAULT_SIZE = 97
 
 
-def find_op(name: str) -> Op:
-    """The operator's card, or that of the tensor program FILE.py:NAME.
+def find_op(name: str, has_values: bool = True) -> Op:
+    """The operator's card, or that of the tensor program FILE.py:NAME, whose calls are made with
+    values unless nobody `has_values`.
 
     Raises  UsageError: no such operator; the message names those there are, nearest first
     """
     from weft.ops import cards
 
     if is_in_file(name):
-        return card_of(name)
+        return card_of(name, has_values)
     known = cards()
     if name in known:
         return known[name]
@@ -50,7 +51,7 @@ def find_op(name: str) -> Op:
 
 
 @functools.cache
-def card_of(words: str) -> Op:
+def card_of(words: str, has_values: bool = True) -> Op:
     """The card of the program FILE.py:NAME; the file is imported once.
 
     Raises  UsageError: no such file or program; one whose inputs or results cannot be made up
@@ -59,7 +60,7 @@ def card_of(words: str) -> Op:
     from weft.plan import program_cards
 
     program = compiled_of(words).stages.program
-    for task in program_cards.inputs_of(program):
+    for task in program_cards.inputs_of(program) if has_values else ():
         _check_input(words, task)
     types = [program_cards.type_of(program.task(name)) for name in program.results]
     for name, kind in zip(program.results, types, strict=True):
