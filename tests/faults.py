@@ -446,7 +446,7 @@ FAULTS = [
     Fault("compiler/compiled.py", "choices = self.is_free and id(world.choices)",
           "choices = id(world.choices)", "a program that says its lowering, run as was measured",
           "tune/test_choosing.py::test_a_program_is_run_as_was_measured"),
-    Fault("compiler/gather_schedules.py",
+    Fault("compiler/schedules.py",
           "is_larger = BLOCK_K % self.tile_n or BLOCK_K % self.tile_k",
           "is_larger = BLOCK_K % self.tile_k", "tiles wider than a block of scales",
           "ops/test_ag_gemm_scales.py::test_configurations_that_fp8_cannot_have"),
