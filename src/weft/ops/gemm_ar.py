@@ -8,7 +8,7 @@ Plan    the compiler's, of `gemm_ar` below (`weft explain gemm_ar`). sm_push: as
         owner stores the sums of a tile to all ranks; one_shot_ll, two_shot_ll, for small m: LL
         packets carry tiles (tiles/gemm_packets.py); all_reduce, nccl: cuBLAS, then weft's or NCCL's
 Signals the plan's: a word for each own tile and source, and one for each tile of another owner
-Limits  those of gemm_rs
+Limits  those of gemm_rs; packets take no fp8 operands
 Source  the design's section 4; two-shot all-reduce, tile by tile
 """
 

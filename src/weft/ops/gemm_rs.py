@@ -10,7 +10,7 @@ Plan    the compiler's, of `gemm_rs` below (`weft explain gemm_rs`): tiles of th
         columns; reduce_scatter and nccl: cuBLAS, then weft's own or the library's
 Signals the plan's: a word for each own tile and source, or for each chunk that engines carry
 Limits  A is row-major and has the same m and k's dtype on all ranks; B is [k, n] or a transposed
-        [n, k]; the template for Hopper needs all ranks on one node
+        [n, k]; the template for Hopper needs all ranks on one node, and of fp8 b as [n, k]
 Source  the design's section 4; FLUX for the order
 """
 
