@@ -44,6 +44,10 @@ def gemm_rs(a, b):
     return reduce_scatter(a @ b)
 
 
+def gemm_rs_scaled(a, b):
+    return reduce_scatter(matmul(a, b, dtype="bfloat16", scaling="blocks"))
+
+
 def gemm_ar(a, b):
     return all_reduce(a @ b)
 
@@ -85,6 +89,10 @@ PARAMETERS = {
     },
     ag_wgrad: {"x": of_type("m", 4096, Shard(0)), "y": of_type("m", 28672, Shard(1))},
     gemm_rs: {"a": of_type("m", 14336, Shard(1)), "b": of_type(14336, 4096, Shard(0))},
+    gemm_rs_scaled: {
+        "a": of_type("m", 14336, Shard(1), dtype="float8_e4m3fn"),
+        "b": of_type(14336, 4096, Shard(0), dtype="float8_e4m3fn"),
+    },
     gemm_ar: {"a": of_type("m", 14336, Shard(1)), "b": of_type(14336, 4096, Shard(0))},
     all_reduce_rms_norm: {
         "x": of_type("m", 4096, Partial()), "residual": of_type("m", 4096, Replicate()),

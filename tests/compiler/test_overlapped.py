@@ -33,6 +33,9 @@ PLANS = {
     "gemm_rs": (operators.gemm_rs, {"engines": {"scattered": "sm_push"}, **WIDE}),
     "gemm_rs_staged": (operators.gemm_rs, {
         "engines": {"scattered": "ce_push"}, "chunks": {"scattered": 2}, **WIDE}),
+    "gemm_rs_scaled": (operators.gemm_rs_scaled, {
+        "engines": {"scattered": "ce_push"}, "chunks": {"scattered": 2},
+        "tiles": {"product": (128, 128, 128)}}),
     "gemm_ar_two_shot": (operators.gemm_ar, {"engines": {"reduced": "sm_push"}, **WIDE}),
     "ag_gemm_nodes": (
         operators.ag_gemm, {"engines": {"gathered": "sm_put"}, "nodes": (2, 2), **WIDE},

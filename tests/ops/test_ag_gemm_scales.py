@@ -18,7 +18,7 @@ from weft.compiler.gather_schedules import end_us
 from weft.language import triton_api
 from weft.ops import cards
 from weft.ops.ag_gemm import Config, Problem, ag_gemm, candidates
-from weft.plan.gathered import scaling_of
+from weft.plan.scales import scaling_of
 from weft.verify import compiled
 
 op = cards()["ag_gemm"]
@@ -123,7 +123,7 @@ A, B = torch.zeros(8, 256).to(torch.float8_e4m3fn), torch.zeros(256, 300).to(tor
     ((8, 2), (2, 3), "blocks"),
 ])  # fmt: skip
 def test_kinds_of_scales(a, b, kind):
-    assert scaling_of(A, B, (torch.ones(a), torch.ones(b))) == kind
+    assert scaling_of("ag_gemm", A, B, (torch.ones(a), torch.ones(b))) == kind
 
 
 @pytest.mark.parametrize(("a", "b", "scales", "error", "text"), [
@@ -135,7 +135,7 @@ def test_kinds_of_scales(a, b, kind):
 ])  # fmt: skip
 def test_scales_that_do_not_fit(a, b, scales, error, text):
     with pytest.raises(error, match=text):
-        scaling_of(a, b, scales)
+        scaling_of("ag_gemm", a, b, scales)
 
 
 def test_configurations_that_fp8_cannot_have():

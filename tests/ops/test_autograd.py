@@ -244,8 +244,10 @@ def test_fp8_has_no_gradient(ranks):
         a = whole(16, 16, seed=1).to(torch.float8_e4m3fn)
         one = torch.ones((), requires_grad=True)
         assert not ops.ag_gemm(a, a.t(), world=world, scale_a=one, scale_b=one).requires_grad
-        with pytest.raises(DtypeError, match="float8_e4m3fn operands with scales have no gradient"):
-            ops.ag_gemm(a.requires_grad_(), a.t(), world=world, scale_a=one, scale_b=one)
+        wanted = "float8_e4m3fn operands with scales have no gradient"
+        for call in (ops.ag_gemm, ops.gemm_rs, ops.gemm_ar):
+            with pytest.raises(DtypeError, match=f"{call.__name__}: .*{wanted}"):
+                call(a.detach().requires_grad_(), a.t(), world=world, scale_a=one, scale_b=one)
 
     on_ranks(ranks, 1, main)
 

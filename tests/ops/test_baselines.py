@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from multiplying import scales_rows_on_a_cpu
 
 import weft
 from weft.base.errors import UnsupportedError
@@ -91,16 +92,6 @@ def test_the_operators_work_as_a_program_gives_its_answer(op: str):
             assert len(errors) == 6 and max(errors) <= tolerance
 
 
-def scales_rows_on_a_cpu() -> bool:
-    """torch 2.11 multiplies there by one scale for all."""
-    a, ones = torch.ones(16, 16).to(torch.float8_e4m3fn), torch.ones(16, 1)
-    try:
-        torch._scaled_mm(a, a.t(), ones, ones.t(), out_dtype=torch.bfloat16)
-    except RuntimeError:
-        return False
-    return True
-
-
 @pytest.mark.parametrize("name", ["cublas", "cublas_nccl", "weft_alone"])
 def test_scaled_products_beside_ours(name):
     """Uneven rows, so that padded scales are in between."""
@@ -111,8 +102,20 @@ def test_scaled_products_beside_ours(name):
         assert max(errors) <= tolerance < 0.01, "the result's dtype decides, not fp8"
 
 
+@pytest.mark.parametrize("op", ["gemm_rs", "gemm_ar"])
+def test_sums_of_scaled_products_beside_ours(op):
+    if not scales_rows_on_a_cpu():
+        pytest.skip("this torch's CPU build has one scale for all rows")
+    shape = {"m": 28, "n": 16, "k": 32}
+    for *errors, tolerance in answers(op, "cublas_nccl", shape, "float8_e4m3fn", b_is_nk=True):
+        assert max(errors) <= tolerance < 0.01
+
+
 def test_scaled_products_that_torch_does_not_take():
     shape = {"m": 16, "n": 16, "k": 32}
     for fields in ({"scaling": "blocks", "b_is_nk": True}, {"b_is_nk": False}):
-        with pytest.raises(UnsupportedError, match="takes scales of rows"):
-            answers("ag_gemm", "cublas", shape, "float8_e4m3fn", **fields)
+        for op in ("ag_gemm", "gemm_rs", "gemm_ar"):
+            with pytest.raises(UnsupportedError, match="takes scales of rows"):
+                answers(op, "cublas_nccl", shape, "float8_e4m3fn", **fields)
+    with pytest.raises(UnsupportedError, match="a program's call takes no scales"):
+        answers("gemm_rs", "weft_program", shape, "float8_e4m3fn", b_is_nk=True)

@@ -41,7 +41,7 @@ SIZES = {
 }
 BESIDE = ("tile_m", "scale_bytes")
 # What has no products of fp8, which is said of every candidate.
-WITHOUT_FP8 = {("ag_gemm", "cuda:80", "float8_e4m3fn")}
+WITHOUT_FP8 = {(op, "cuda:80", "float8_e4m3fn") for op in ("ag_gemm", "gemm_rs", "gemm_ar")}
 NODES = ((1,), (2,), (4,), (8,), (1, 1), (2, 2), (3, 1))
 
 

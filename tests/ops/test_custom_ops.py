@@ -203,7 +203,15 @@ CHECKED = {
     "all_to_all": lambda world: (leaf(whole(4, 8, seed=1)), None, world, None, ""),
     "all_gather": lambda world: (leaf(whole(3, 8, seed=1)), world, None, ""),
     "reduce_scatter": lambda world: (leaf(whole(6, 8, seed=1)), world, ""),
-    "gemm_rs": lambda world: (leaf(whole(6, 8, seed=1)), leaf(whole(8, 4, seed=2)), world, ""),
+    "gemm_rs": lambda world: (
+        leaf(whole(6, 8, seed=1)),
+        leaf(whole(8, 4, seed=2)),
+        world,
+        None,
+        None,
+        None,
+        "",
+    ),
 }
 
 

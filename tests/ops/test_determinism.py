@@ -56,11 +56,10 @@ class Chosen:
         rows = m // world.num_ranks if self.module.op.name == "ag_gemm" else m
         a = torch.empty(rows, k, dtype=torch.bfloat16, device="meta")
         b = torch.empty(n, k, dtype=torch.bfloat16, device="meta").t()
+        given: tuple = (a, b, None, None, None)
         if self.module.op.name == "ag_gemm":
-            return self.module._make_call(
-                world, a, b, None, None, None, None, is_as_recorded(world), None
-            )
-        return self.module._make_call(world, a, b, None, is_as_recorded(world), None)
+            given += (None,)
+        return self.module._make_call(world, *given, is_as_recorded(world), None)
 
 
 def sizes(name: str) -> list[tuple[int, int, int]]:

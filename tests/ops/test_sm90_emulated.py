@@ -50,6 +50,13 @@ CASES = {
     "gemm_rs by SMs": ("gemm_rs", GATHERED, SM),
     "gemm_rs by TMA": ("gemm_rs", GATHERED, TMA),
     "gemm_rs by engines": ("gemm_rs", {"m": 512, "n": 256, "k": 72}, CE),
+    "gemm_rs of fp8": ("gemm_rs", {**FP8, "k": 400}, {**SM, "tile_k": 128}),
+    "gemm_rs of fp8 by TMA": ("gemm_rs", {**FP8, "k": 144}, {**TMA, "tile_n": 64, "tile_k": 128}),
+    "gemm_rs of blocks of fp8 by engines": (
+        "gemm_rs", {**FP8, "n": 256, "k": 272, "scaling": "blocks"}, {**CE, "tile_k": 128}),
+    "gemm_ar of fp8": ("gemm_ar", {**FP8, "k": 144}, {**SM, "tile_n": 64, "tile_k": 128}),
+    "gemm_ar of blocks of fp8 by TMA": (
+        "gemm_ar", {**FP8, "k": 272, "scaling": "blocks"}, {**TMA, "tile_k": 128}),
     "gemm_ar": ("gemm_ar", GATHERED, SM),
     "gemm_ar by TMA": ("gemm_ar", GATHERED, TMA),
     "ag_moe by SMs": ("ag_moe", EXPERTS, SM),

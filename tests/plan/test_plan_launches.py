@@ -12,7 +12,7 @@ from weft.tiles.hooks import scatter
 class Sized:
     """A product of 21 rows, of which four ranks have 6, 6, 6 and 3; or of 5: 2, 2, 1 and none."""
 
-    n, k, b_is_nk = 64, 32, False
+    n, k, itemsize, b_is_nk = 64, 32, 2, False
 
     def __init__(self, m: int) -> None:
         self.m = m

@@ -65,9 +65,8 @@ def key_of(problem: Any) -> str:
         return program_key(problem.traced, problem.open_sizes, problem.num_ranks)
     named = vars(of_bucket(problem))
     named = {**named, "nodes": problem.nodes if len(problem.nodes) > 1 else ()}
-    return " ".join(
-        f"{name}={value}" for name, value in named.items() if name not in ("b_is_nk", "num_ranks")
-    )
+    left_out = ("b_is_nk", "num_ranks", *getattr(problem, "unsaid", ()))
+    return " ".join(f"{name}={value}" for name, value in named.items() if name not in left_out)
 
 
 def by_bucket(choose: Choose) -> Choose:

@@ -27,6 +27,9 @@ from weft.compiler.schedules import (
     LIBRARY,
     RELAY,
     SM_PUSH,
+    cut_for_scales,
+    cuts_of,
+    depth_of,
     head_of,
     machine_of,
     planned_by,
@@ -34,7 +37,7 @@ from weft.compiler.schedules import (
 )
 from weft.ir.schedule import Schedule, relays_on
 from weft.ir.task import Program
-from weft.tiles import blocking, gemm, gemm_sm90, gemm_small, tile_scheduler
+from weft.tiles import blocking, gemm_sm90, gemm_small, tile_scheduler
 from weft.tiles.blocking import Blocking
 
 LL, UNFUSED = "ll", "all_gather"
@@ -50,8 +53,6 @@ PUSH_BYTES, NARROW_PUSH_BYTES, NARROW_N = 4 << 20, 8 << 20, 4096
 FEWEST_PUT_BYTES, MOST_PUSHED_BYTES = 1 << 20, 16 << 20
 # Of the template for Hopper, candidates of a call: of all there are eight at most.
 MOST_ON_HOPPER = 3
-# What GPUs multiply this dtype from, by compute capability.
-E4M3, E4M3_ARCH = "float8_e4m3fn", 89
 # An SM that the persistent grid leaves free, so that what takes the slot can run beside it.
 SPARE_SMS = 1
 # Communication CTAs: enough to fill the links, not so many that products wait for them.
@@ -59,8 +60,6 @@ MIN_PUSHERS, MAX_PUSHERS = 20, 64
 # What one of them stores of a chunk, beside others that store more of it.
 PUSH_PIECE_BYTES = 64 << 10
 MOST_SPLITS = 8
-BLOCKS = "blocks"
-BLOCK_K = gemm.BLOCK_K.value
 
 
 @dataclass(frozen=True)
@@ -82,29 +81,15 @@ class Config(schedules.Config):
         yield from super().unfit(problem, target)
         if not self.is_fused:
             return
-        dtype = problem.dtype
-        if dtype == E4M3 and target.backend == "cuda" and int(target.arch) < E4M3_ARCH:
-            yield f"{dtype} on {target}; it needs compute capability 8.9: convert a and b"
-        if problem.scaling and self.is_by_packets:
-            yield (
-                f"transport={self.transport!r} of {dtype}; scales do not travel as packets: take "
-                f"transport={SM_PUSH!r}"
-            )
         if self.transport == RELAY and problem.scaling:
             yield (
-                f"transport={self.transport!r} of {dtype}; scales are not relayed: take "
+                f"transport={self.transport!r} of {problem.dtype}; scales are not relayed: take "
                 f"transport={SM_PUSH!r}"
             )
         if self.template == "sm90" and self.transport == SM_PUSH and len(problem.nodes) > 1:
             yield (
                 f"template='sm90' with transport={self.transport!r} on {len(problem.nodes)} nodes; "
                 f"tiles do not reach other nodes from Gluon: take template='plain', or {RELAY!r}"
-            )
-        is_larger = BLOCK_K % self.tile_n or BLOCK_K % self.tile_k
-        if problem.scaling == BLOCKS and is_larger:
-            yield (
-                f"tile_n={self.tile_n}, tile_k={self.tile_k} where each block of {BLOCK_K} has its "
-                "scale; both must divide it"
             )
         programs, early = programs_on(target, self.transport), own_tiles(problem, self)
         if self.num_pushers > programs:
@@ -177,11 +162,7 @@ def candidates(problem: Any, target: Target) -> Iterator[Config]:
     for transport in order:
         cuts = blocking.candidates(problem.m, problem.n, problem.k, problem.dtype, target)
         for cut in islice(cuts, most):
-            config = Config(transport=transport, **vars(cut))
-            if problem.scaling == BLOCKS:
-                config = replace(
-                    config, tile_n=min(BLOCK_K, cut.tile_n), tile_k=min(BLOCK_K, cut.tile_k)
-                )
+            config = Config(transport=transport, **vars(cut_for_scales(cut, problem)))
             yield with_transport(config, problem, target)
     if problem.m > SMALL_M or target.backend == "emu":
         yield from by_packets[:1]
@@ -225,7 +206,7 @@ def _on_hopper(problem: Any, target: Target, transports: tuple[str, ...]) -> tup
     cuts = (gemm_sm90.WIDE, gemm_sm90.TURNS, gemm_sm90.MIDDLE)
     rated = []
     for transport in filter(partial(_is_worth_rating, problem), transports):
-        for cut in cuts if problem.itemsize > 1 else (gemm_sm90.PROMOTED,):
+        for cut in cuts_of(problem, cuts):
             plain = Config(transport=transport, template="sm90", **vars(cut))
             ways = list(ways_of(with_transport(plain, problem, target), problem, target))
             us = [end_us(plain, problem, target, way) for way in ways]
@@ -290,8 +271,7 @@ def end_us(config: Config, problem: Any, target: Target, way: Way | None = None)
         few = Product(problem.m, problem.n, problem.k, 1, config.tile)
         return products.few_rows_us(few, machine_of(target), config.transport == LL)
     way = way or Way(*[getattr(config, name) for name in Way._fields])
-    # The model is of 16-bit operands: fp8 are half of the bytes at twice the rate, as half of k is.
-    k, tile_k = (extent * problem.itemsize // 2 for extent in (problem.k, config.tile_k))
+    k, tile_k = (depth_of(extent, problem) for extent in (problem.k, config.tile_k))
     head = head_of(problem.m, problem.rows, config.tile_m, way.own_first)
     product = Product(
         problem.m, problem.n, k, problem.num_ranks, (config.tile_m, config.tile_n, tile_k),

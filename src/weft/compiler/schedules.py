@@ -7,7 +7,7 @@ two_shot_ll (LL packets, for small m), one in which nothing is fused, and the li
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from math import ceil
@@ -24,7 +24,7 @@ from weft.compiler.facts import Facts, Settings, class_of
 from weft.ir.kinds import PRODUCTS
 from weft.ir.schedule import Schedule
 from weft.ir.task import ENGINES, LL, Program, Task, are_alike
-from weft.tiles import blocking, gemm_sm90, gemm_small, multiply_sm90
+from weft.tiles import blocking, gemm, gemm_sm90, gemm_small, multiply_sm90
 from weft.tiles.blocking import Blocking
 from weft.tiles.hooks import scatter
 
@@ -36,6 +36,10 @@ PACKETS = ("ll", *LL)
 # What is fused must be predicted to end in so much of the unfused way's time: predictions are 5 %
 # off on average.
 MARGIN = 0.96
+# How fp8 operands have their scales, where each block has one, and how large that is.
+BLOCKS, BLOCK_K = "blocks", gemm.BLOCK_K.value
+# What GPUs multiply this dtype from, by compute capability.
+E4M3, E4M3_ARCH = "float8_e4m3fn", 89
 # Fields that count something.
 COUNTS = ("chunks", "group_m", "first_wave", "last")
 # Rows of tiles that programs of one turn share, of all ranks' parts.
@@ -69,6 +73,14 @@ class Config(Schedule):
             yield (
                 f"{way} for m={problem.m} on {problem.num_ranks} ranks, {problem.dtype}, on "
                 f"{target}; it takes NVIDIA GPUs, and shards of one size{problem.of_library}"
+            )
+        if not self.is_fused and not problem.library_takes(target):
+            yield (
+                f"{way} of {problem.dtype} and {problem.out_dtype}, scaling={problem.scaling!r}, "
+                f"b_is_nk={problem.b_is_nk}, n={problem.n}, k={problem.k} on {target}; torch's "
+                f"product is taken of {E4M3}, with scales of rows, b as [n, k], n and k in "
+                "multiples of 16 and results in bfloat16, on compute capability 9.0: take "
+                f"transport={SM_PUSH!r}"
             )
         if not self.is_fused:
             return
@@ -104,6 +116,23 @@ class Config(Schedule):
                 f"by_tma with {problem.num_ranks} ranks; a kernel takes descriptors of "
                 f"{scatter.MOST_PEERS} peers: take by_tma=False"
             )
+        yield from self._unfit_for_scales(problem, target)
+
+    def _unfit_for_scales(self, problem: Any, target: Target) -> Iterator[str]:
+        dtype = problem.dtype
+        if dtype == E4M3 and target.backend == "cuda" and int(target.arch) < E4M3_ARCH:
+            yield f"{dtype} on {target}; it needs compute capability 8.9: convert a and b"
+        if problem.scaling and self.is_by_packets:
+            yield (
+                f"transport={self.transport!r} of {dtype}; what packets carry has no scales: take "
+                f"transport={SM_PUSH!r}"
+            )
+        is_larger = BLOCK_K % self.tile_n or BLOCK_K % self.tile_k
+        if problem.scaling == BLOCKS and is_larger:
+            yield (
+                f"tile_n={self.tile_n}, tile_k={self.tile_k} where each block of {BLOCK_K} has its "
+                "scale; both must divide it"
+            )
 
     def check_blocking(self, problem: Any, target: Target) -> None:
         """Raises  ConfigError: a tile that the generic template cannot run there"""
@@ -133,7 +162,7 @@ def fused(problem: Any, target: Target) -> Iterator[Config]:
     if problem.can_use_sm90(target) and not problem.is_empty:
         found = []
         # WIDER is predicted to be first at no size of the layers that are read.
-        for cut in (gemm_sm90.TURNS, gemm_sm90.WIDE, gemm_sm90.MIDDLE):
+        for cut in cuts_of(problem, (gemm_sm90.TURNS, gemm_sm90.WIDE, gemm_sm90.MIDDLE)):
             one = _cut(cut, problem, template="sm90")
             sent = [one]
             if problem.num_ranks <= scatter.MOST_PEERS + 1:
@@ -144,11 +173,30 @@ def fused(problem: Any, target: Target) -> Iterator[Config]:
         yield from (way for _, way in sorted(found, key=lambda rate: rate[0]))
         return
     cuts = list(blocking.candidates(problem.m, problem.n, problem.k, problem.dtype, target))
-    for cut in cuts[:MOST_CUTS]:
+    cuts = list(dict.fromkeys(cut_for_scales(cut, problem) for cut in cuts[:MOST_CUTS]))
+    for cut in cuts:
         height = min(cut.tile_m, max(16, 1 << (problem.rows - 1).bit_length()))
         yield (one := _cut(replace(cut, tile_m=height), problem))
         if cut is cuts[0]:
             yield from _by_engines(one, problem)
+
+
+def cuts_of(problem: Any, cuts: Sequence[Blocking]) -> Sequence[Blocking]:
+    """Of the template for Hopper: of fp8 it has one."""
+    return cuts if problem.itemsize > 1 else (gemm_sm90.PROMOTED,)
+
+
+def cut_for_scales(cut: Blocking, problem: Any) -> Blocking:
+    """The cut, or less: where each block has a scale, a tile's step lies within one."""
+    if problem.scaling != BLOCKS:
+        return cut
+    return replace(cut, tile_n=min(BLOCK_K, cut.tile_n), tile_k=min(BLOCK_K, cut.tile_k))
+
+
+def depth_of(k: int, problem: Any) -> int:
+    """So many k in the cost model's, which is of 16-bit operands: fp8 are half of the bytes at
+    twice the rate, as half of k is."""
+    return k * problem.itemsize // 2
 
 
 # Where owners hand sums to all ranks nobody multiplies meanwhile, unless tiles are narrow: wide
@@ -176,7 +224,7 @@ def can_relay(problem: Any) -> bool:
 def by_packets(problem: Any, target: Target, one_shot_rows: int) -> list[Config]:
     """Configurations for small m, where all ranks are near: one_shot_ll first up to so many rows
     times peers."""
-    if problem.is_empty or len(problem.nodes) > 1:
+    if problem.is_empty or problem.scaling or len(problem.nodes) > 1:
         return []
     is_one_shot = problem.m * (problem.num_ranks - 1) <= one_shot_rows
     ways = LL if is_one_shot else LL[::-1]
@@ -188,6 +236,11 @@ def by_packets(problem: Any, target: Target, one_shot_rows: int) -> list[Config]
     else:
         cut = replace(cut, tile_m=min(cut.tile_m, tile_m), num_warps=4)
     return [Config(transport=one, **asdict(cut)) for one in ways]
+
+
+def unfused(problem: Any, target: Target) -> list[Config]:
+    """torch's product and weft's collective, where torch takes the operands."""
+    return [Config(transport=problem.unfused.op)] if problem.library_takes(target) else []
 
 
 def _cut(cut: Blocking, problem: Any, **more: Any) -> Config:
@@ -214,9 +267,9 @@ def machine_of(target: Target) -> Hardware:
 def _predicted_us(config: Config, problem: Any, target: Target) -> float:
     """When all rows are summed, to the nanosecond: of ways that end together the one in fewer
     chunks comes first."""
-    one = products.Product(
-        problem.m, problem.n, problem.k, problem.num_ranks, config.tile, problem.itemsize
-    )
+    tile_m, tile_n, tile_k = config.tile
+    tile, k = (tile_m, tile_n, depth_of(tile_k, problem)), depth_of(problem.k, problem)
+    one = products.Product(problem.m, problem.n, k, problem.num_ranks, tile)
     machine = machine_of(target)
     if config.transport == CE_PUSH:
         return round(products.staged_us(one, machine, config.chunks), 3)
@@ -236,8 +289,9 @@ def pays(
     fused_us: float | None, problem: Any, target: Target, kind: str, is_recorded: bool
 ) -> bool:
     """Is a fused way worth it beside a product and a collective? What their launches cost the host
-    shows unless they are recorded. Where nothing is predicted, it is."""
-    if fused_us is None:
+    shows unless they are recorded. Where nothing is predicted, or torch has no such product, it
+    is."""
+    if fused_us is None or not problem.library_takes(target):
         return True
     us = unfused_us(problem, target, kind)
     if not is_recorded:
@@ -247,10 +301,8 @@ def pays(
 
 def unfused_us(problem: Any, target: Target, kind: str) -> float:
     """cuBLAS, then the best collective of that kind, or before it."""
-    nodes = max(1, len(problem.nodes))
-    one = products.Product(
-        problem.m, problem.n, problem.k, problem.num_ranks, (1, 1, 1), num_nodes=nodes
-    )
+    nodes, k = max(1, len(problem.nodes)), depth_of(problem.k, problem)
+    one = products.Product(problem.m, problem.n, k, problem.num_ranks, (1, 1, 1), num_nodes=nodes)
     return libraries.unfused_us(one, machine_of(target), kind)
 
 

@@ -80,6 +80,9 @@ FUNCTIONS = {
     "push_own": ("begin", ("pointer", "pointer", "signals", "mapping")),
     "scale_rows": ("scales", ("pointer", "pointer", "number")),
     "scale_blocks": ("scales", ("pointer", "pointer", "number")),
+    # The same where each rank has all rows, which are cut within their owners' parts.
+    "scale_owned_rows": ("scales", ("pointer", "pointer", "number", "mapping")),
+    "scale_owned_blocks": ("scales", ("pointer", "pointer", "number", "mapping")),
     "rows_by_token": ("ready", ("pointer", "tables")),
     "rows_by_slot": ("ready", ("operand",)),
     "choices": ("ready", ("operand", "tables", "count", "mapping")),
@@ -134,6 +137,9 @@ FUNCTIONS = {
     "store_rows": ("result", ("pointer", "mapping")),
     "store_own_rows": ("result", ("pointer", "mapping")),
 }
+
+# Scales that a product is multiplied by at each block of k, not behind its sums.
+PER_BLOCK = ("scale_blocks", "scale_owned_blocks")
 
 # Function -> which of its arguments other ranks or copy engines write while the kernel runs, and
 # the flags of the wait before it reads them.

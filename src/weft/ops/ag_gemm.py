@@ -25,9 +25,8 @@ import torch
 from weft.base.card import Op, Trial, trials
 from weft.compiler import frontend, gather_schedules
 from weft.compiler.gather_schedules import CE_PUSH, LL, RELAY, UNFUSED, Config, candidates, choose
-from weft.ir.device import scales_of
 from weft.ops import _baselines
-from weft.plan import described, gathered, operations
+from weft.plan import described, gathered, operations, scales
 from weft.plan.call_cache import by_layout, find_call
 from weft.plan.choices import config_of
 from weft.plan.gathered import Problem, make_inputs, problem_of
@@ -41,8 +40,8 @@ def program(a: Any, b: Any, dtype: str, scaling: str) -> Any:
 
 def reference(problem: Problem, inputs: Sequence[Mapping[str, Any]]) -> list[torch.Tensor]:
     """All ranks at once, in fp32 on the CPU."""
-    rows = torch.cat([gathered.in_fp32(problem, one, "a") for one in inputs])
-    return [rows @ gathered.in_fp32(problem, one, "b") for one in inputs]
+    rows = torch.cat([scales.in_fp32(problem, one, "a") for one in inputs])
+    return [rows @ scales.in_fp32(problem, one, "b") for one in inputs]
 
 
 def ag_gemm(
@@ -78,14 +77,7 @@ def ag_gemm(
     rest = (m, config is None and is_as_recorded(world), config)
     tensors = (a, b, out, scale_a, scale_b)
     call = find_call(world, "ag_gemm", tensors, rest, _make_call, by_layout)
-    return call(out, **_named(a, b, scale_a, scale_b))
-
-
-def _named(a: Any, b: Any, scale_a: Any, scale_b: Any) -> dict[str, Any]:
-    """Tensors as the plan names its buffers."""
-    if scale_a is None:
-        return {"a": a, "b": b}
-    return {"a": a, "b": b, scales_of("a"): scale_a, scales_of("b"): scale_b}
+    return call(out, **scales.named(a, b, scale_a, scale_b))
 
 
 def _make_call(
@@ -95,15 +87,13 @@ def _make_call(
     problem = problem_of(world, a, b, m, out, scale_a, scale_b)
     chosen = config or config_of(world, problem, is_recorded)
     other = None if config or is_recorded else config_of(world, problem, is_recorded=True)
-    return gathered.Call(world, problem, chosen, _named(a, b, scale_a, scale_b), program, other)
+    tensors = scales.named(a, b, scale_a, scale_b)
+    return gathered.Call(world, problem, chosen, tensors, program, other)
 
 
 def run(world: World, problem: Problem, inputs: Mapping[str, Any], config: Config | None = None):
-    out = None
-    if problem.out_dtype != problem.dtype:
-        dtype = getattr(torch, problem.out_dtype)
-        out = torch.empty(problem.result, dtype=dtype, device=inputs["a"].device)
-    return ag_gemm(**inputs, world=world, m=problem.m, config=config, out=out)
+    given = scales.room_for(problem, problem.result, inputs)
+    return ag_gemm(**inputs, **given, world=world, m=problem.m, config=config)
 
 
 SHAPE = {"m": 56, "n": 24, "k": 16}
@@ -141,7 +131,7 @@ op = Op(
     ),
     awkward_shapes=((4, {"m": 388, "n": 96, "k": 64}), (3, {"m": 291, "n": 70, "k": 50}),
                     *gathered.AWKWARD_SHAPES),
-    dtypes=gathered.SUPPORTED,
+    dtypes=scales.SUPPORTED,
     baselines=_baselines.AG_GEMM,
     fake=gathered.fake,
     backward=("gemm_rs", "ag_wgrad"),

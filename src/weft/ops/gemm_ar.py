@@ -8,7 +8,7 @@ Plan    the compiler's, of `gemm_ar` below (`weft explain gemm_ar`). sm_push: as
         owner stores the sums of a tile to all ranks; one_shot_ll, two_shot_ll, for small m: LL
         packets carry tiles (tiles/gemm_packets.py); all_reduce, nccl: cuBLAS, then weft's or NCCL's
 Signals the plan's: a word for each own tile and source, and one for each tile of another owner
-Limits  those of gemm_rs
+Limits  those of gemm_rs; packets take no fp8 operands
 Source  the design's section 4; two-shot all-reduce, tile by tile
 """
 
@@ -22,14 +22,14 @@ from typing import Any
 
 import torch
 
-from weft.base.card import Op, Trial, calling, trials
+from weft.base.card import Op, Trial, trials
 from weft.base.target import Target
-from weft.compiler import frontend
+from weft.compiler import frontend, schedules
 from weft.compiler.buckets import by_bucket
 from weft.compiler.schedules import LIBRARY, SM_PUSH, Config, by_packets, reducing
 from weft.ops import _baselines
 from weft.ops.all_reduce import Problem as AllReduce
-from weft.plan import operations, summed
+from weft.plan import operations, scales, summed
 from weft.plan.call_cache import by_layout, find_call
 from weft.plan.choices import config_of
 from weft.runtime.world import World
@@ -44,13 +44,13 @@ FUSED_ROWS, ROUNDS = 256, 1.5
 UNFUSED = "all_reduce"
 
 
-def program(a: Any, b: Any) -> Any:
-    return frontend.all_reduce(a @ b)
+def program(a: Any, b: Any, dtype: str, scaling: str) -> Any:
+    return frontend.all_reduce(frontend.matmul(a, b, dtype=dtype, scaling=scaling))
 
 
 def reference(problem: Problem, inputs: Sequence[Mapping[str, Any]]) -> list[torch.Tensor]:
     """All ranks at once, in fp32."""
-    total = summed.total(inputs)
+    total = summed.total(problem, inputs)
     return [total for _ in inputs]
 
 
@@ -70,7 +70,7 @@ def candidates(problem: Problem, target: Target) -> Iterator[Config]:
     small = by_packets(problem, target, SMALL_M)
     # What the last own tiles sum is not hidden: few of them.
     large = [replace(config, last=1) for config in reducing(problem, target)]
-    unfused = [Config(transport=UNFUSED)]
+    unfused = schedules.unfused(problem, target)
     if target.backend == "emu" and len(problem.nodes) <= 1:
         order = (small, large, unfused) if problem.m <= SMALL_M else (large, small, unfused)
     elif len(problem.nodes) > 1 or problem.m <= SMALL_M:
@@ -97,29 +97,36 @@ def gemm_ar(
     world: World,
     config: Config | None = None,
     out: torch.Tensor | None = None,
+    scale_a: torch.Tensor | None = None,
+    scale_b: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """The sum of all ranks' products, the same bits on every rank. Collective.
 
         out = a of rank 0 @ b of rank 0 + a of rank 1 @ b of rank 1 + ...
 
     Shapes  a: [m, k], contiguous; b: [k, n], contiguous or a transposed [n, k]; out: [m, n]
-    Dtypes  all alike, float16, bfloat16 or float32; sums in fp32, other ranks' shares rounded once
+    Dtypes  as gemm_rs's, scales of fp8 operands too; sums in fp32, other ranks' shares rounded once
     Sync    stream-ordered on the current stream; can be recorded
     Raises  ShapeError, DtypeError, ConfigError: with the values; CallOrderError: ranks that differ
     """
     if operations.is_asked(a, b):
-        return operations.as_operation("gemm_ar", world, (a, b), config=config, out=out)
-    call = find_call(world, "gemm_ar", (a, b, out), (config,), _make_call, by_layout)
-    return call(out, a=a, b=b)
+        rest = {"scale_a": scale_a, "scale_b": scale_b, "config": config, "out": out}
+        return operations.as_operation("gemm_ar", world, (a, b), **rest)
+    tensors = (a, b, out, scale_a, scale_b)
+    call = find_call(world, "gemm_ar", tensors, (config,), _make_call, by_layout)
+    return call(out, **scales.named(a, b, scale_a, scale_b))
 
 
-def _make_call(world: World, a: Any, b: Any, out: Any, config: Any) -> summed.Call:
-    problem = problem_of(world, a, b, out)
-    return summed.Call(world, problem, config or config_of(world, problem), {"a": a, "b": b})
+def _make_call(
+    world: World, a: Any, b: Any, out: Any, scale_a: Any, scale_b: Any, config: Any
+) -> summed.Call:
+    problem = problem_of(world, a, b, out, scale_a, scale_b)
+    chosen = config or config_of(world, problem)
+    return summed.Call(world, problem, chosen, scales.named(a, b, scale_a, scale_b))
 
 
 problem_of = partial(summed.problem_of, Problem)
-run = calling(gemm_ar)
+run = summed.calling(gemm_ar)
 
 op = Op(
     name="gemm_ar",
@@ -135,13 +142,9 @@ op = Op(
         # Steps of k enough for programs to share tiles, their first as well as their last.
         *(Trial((2,), {"m": 20, "n": 40, "k": 80}, one) for one in ("one_shot_ll", "two_shot_ll")),
     ),
-    awkward_shapes=(
-        (4, {"m": 100, "n": 96, "k": 64}),
-        (3, {"m": 91, "n": 70, "k": 50}),
-        *summed.AWKWARD_SHAPES,
-    ),
+    awkward_shapes=((4, {"m": 100, "n": 96, "k": 64}), (3, {"m": 91, "n": 70, "k": 50}),
+                    *summed.AWKWARD_SHAPES),
     baselines=_baselines.GEMM_AR,
-    backward=(),
-    composed=(UNFUSED,),
+    backward=(), composed=(UNFUSED,),
     **summed.card(Problem, run),
-)
+)  # fmt: skip

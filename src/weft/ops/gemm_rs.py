@@ -10,7 +10,7 @@ Plan    the compiler's, of `gemm_rs` below (`weft explain gemm_rs`): tiles of th
         columns; reduce_scatter and nccl: cuBLAS, then weft's own or the library's
 Signals the plan's: a word for each own tile and source, or for each chunk that engines carry
 Limits  A is row-major and has the same m and k's dtype on all ranks; B is [k, n] or a transposed
-        [n, k]; the template for Hopper needs all ranks on one node
+        [n, k]; the template for Hopper needs all ranks on one node, and of fp8 b as [n, k]
 Source  the design's section 4; FLUX for the order
 """
 
@@ -22,14 +22,14 @@ from typing import Any
 
 import torch
 
-from weft.base.card import Op, Trial, calling, trials
+from weft.base.card import Op, Trial, trials
 from weft.base.target import Target
 from weft.compiler import frontend, schedules
 from weft.compiler.buckets import by_bucket
 from weft.compiler.schedules import CE_PUSH, LIBRARY, SM_PUSH, Config, fused, predict
 from weft.ops import _baselines
 from weft.ops.reduce_scatter import Problem as ReduceScatter
-from weft.plan import operations, summed
+from weft.plan import operations, scales, summed
 from weft.plan.call_cache import by_layout, find_call
 from weft.plan.choices import config_of
 from weft.plan.runner import is_as_recorded
@@ -40,13 +40,13 @@ FUSED_ROWS, UNFUSED = 128, "reduce_scatter"
 CHUNKS = {0: {"chunks": 2}, 2: {"chunks": 1}}  # by size
 
 
-def program(a: Any, b: Any) -> Any:
-    return frontend.reduce_scatter(a @ b)
+def program(a: Any, b: Any, dtype: str, scaling: str) -> Any:
+    return frontend.reduce_scatter(frontend.matmul(a, b, dtype=dtype, scaling=scaling))
 
 
 def reference(problem: Problem, inputs: Sequence[Mapping[str, Any]]) -> list[torch.Tensor]:
     """All ranks at once, in fp32."""
-    total = summed.total(inputs)
+    total = summed.total(problem, inputs)
     return [total[slice(*problem.shard(rank))] for rank in range(problem.num_ranks)]
 
 
@@ -63,7 +63,7 @@ class Problem(summed.Problem):
 
 def candidates(problem: Problem, target: Target) -> Iterator[Config]:
     """Configurations worth measuring, the one to take unmeasured first."""
-    kinds = [fused(problem, target), [Config(transport=UNFUSED)]]
+    kinds = [fused(problem, target), schedules.unfused(problem, target)]
     is_small = problem.rows < FUSED_ROWS and target.backend != "emu"
     for kind in reversed(kinds) if is_small or len(problem.nodes) > 1 else kinds:
         yield from kind
@@ -88,14 +88,17 @@ def gemm_rs(
     world: World,
     config: Config | None = None,
     out: torch.Tensor | None = None,
+    scale_a: torch.Tensor | None = None,
+    scale_b: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """This rank's rows of the sum of all ranks' products. Collective.
 
         out = (a of rank 0 @ b of rank 0 + a of rank 1 @ b of rank 1 + ...)[rows of this rank]
 
     Shapes  a: [m, k], contiguous; b: [k, n], contiguous or a transposed [n, k]; out: [rows of this
-            rank, n], rows split as torch.chunk splits m
-    Dtypes  all alike, float16, bfloat16 or float32; sums in fp32, other ranks' shares rounded once
+            rank, n], rows split as torch.chunk splits m; scales, each rank's own, as ag_gemm's
+    Dtypes  all alike, float16, bfloat16 or float32; or a and b of fp8, scales float32, out bfloat16
+            unless given (ag_gemm); sums in fp32, other ranks' shares rounded once, as out is
     Sync    stream-ordered on the current stream; can be recorded, but not with config= of
             transport="ce_push": without config= recorded calls, and all calls under
             torch.use_deterministic_algorithms, take another
@@ -103,34 +106,35 @@ def gemm_rs(
             UsageError: a configuration that cannot be recorded
     """
     if operations.is_asked(a, b):
-        return operations.as_operation("gemm_rs", world, (a, b), config=config, out=out)
+        rest = {"scale_a": scale_a, "scale_b": scale_b, "config": config, "out": out}
+        return operations.as_operation("gemm_rs", world, (a, b), **rest)
     rest = (config is None and is_as_recorded(world), config)
-    call = find_call(world, "gemm_rs", (a, b, out), rest, _make_call, by_layout)
-    return call(out, a=a, b=b)
+    tensors = (a, b, out, scale_a, scale_b)
+    call = find_call(world, "gemm_rs", tensors, rest, _make_call, by_layout)
+    return call(out, **scales.named(a, b, scale_a, scale_b))
 
 
-def _make_call(world: Any, a: Any, b: Any, out: Any, is_recorded: bool, config: Any) -> summed.Call:
-    problem = problem_of(world, a, b, out)
+def _make_call(
+    world: Any, a: Any, b: Any, out: Any, scale_a: Any, scale_b: Any, is_recorded: bool, config: Any
+) -> summed.Call:
+    problem = problem_of(world, a, b, out, scale_a, scale_b)
     chosen = config or config_of(world, problem, is_recorded)
     is_free = config is None and not is_recorded
     other = config_of(world, problem, is_recorded=True) if is_free else None
-    return summed.Call(world, problem, chosen, {"a": a, "b": b}, other)
+    return summed.Call(world, problem, chosen, scales.named(a, b, scale_a, scale_b), other)
 
 
 problem_of = partial(summed.problem_of, Problem)
-run = calling(gemm_rs)
+run = summed.calling(gemm_rs)
 
 op = Op(
     name="gemm_rs",
     summary="out = rows of this rank of sum(A[m, k] @ B[k, n] over ranks)",
     problem=Problem,
     reference=reference,
-    candidates=candidates,
-    choose=choose,
+    candidates=candidates, choose=choose,
     predict=predict,
-    may_differ=lambda eager, recorded: (
-        eager == recorded or (eager.transport == CE_PUSH and recorded.transport != CE_PUSH)
-    ),
+    may_differ=lambda one, other: one == other or CE_PUSH == one.transport != other.transport,
     trials=(
         *trials({"m": 56, "n": 24, "k": 16}),
         # More tiles than one to a rank, of which the last has no rows.
@@ -138,13 +142,9 @@ op = Op(
         # Words may be those of another chunk where the next call has more.
         Trial((3,), {"m": 56, "n": 32, "k": 16}, CE_PUSH, calls=(2, 0) * 3, configs=CHUNKS),
     ),
-    awkward_shapes=(
-        (4, {"m": 388, "n": 96, "k": 64}),
-        (3, {"m": 291, "n": 70, "k": 50}),
-        *summed.AWKWARD_SHAPES,
-    ),
+    awkward_shapes=((4, {"m": 388, "n": 96, "k": 64}), (3, {"m": 291, "n": 70, "k": 50}),
+                    *summed.AWKWARD_SHAPES),
     baselines=_baselines.GEMM_RS,
-    backward=("ag_gemm", "ag_wgrad"),
-    composed=(UNFUSED,),
+    backward=("ag_gemm", "ag_wgrad"), composed=(UNFUSED,),
     **summed.card(Problem, run),
-)
+)  # fmt: skip

@@ -9,32 +9,25 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
-from math import ceil
 from typing import Any, ClassVar
 
 import torch
 
-from weft.base.dtypes import DTYPES, FLOATS, parse_dtype
-from weft.base.errors import DtypeError, ShapeError
 from weft.base.providers import provider
 from weft.base.target import Target
-from weft.compiler import Shard, Tensor, dtensors, frontend, gather_schedules, schedules
-from weft.compiler.gather_schedules import BLOCK_K, BLOCKS, LIBRARY, RELAY, UNFUSED, Config
+from weft.compiler import Shard, Tensor, frontend, gather_schedules, schedules
+from weft.compiler.gather_schedules import LIBRARY, RELAY, UNFUSED, Config
 from weft.ir.task import Program
-from weft.plan import call_cache, nccl
-from weft.plan.problems import Split, check_sizes, nodes_of, product_of
+from weft.plan import call_cache, nccl, scales
+from weft.plan.problems import check_sizes, nodes_of, product_of
+from weft.plan.scales import Scaled
 from weft.plan.summed import AWKWARD_SHAPES as AWKWARD_SHAPES
 from weft.plan.summed import ProductCall
 from weft.tiles import blocking
 
-# Scales of fp8: one for each row of A and column of B, or one for 1 x 128 of A and 128 x 128 of B.
-ROWS = "rows"
-FP8 = ("float8_e4m3fn", "float8_e5m2")
-SUPPORTED = (*FLOATS, *FP8)
-
 
 @dataclass(frozen=True)
-class Problem(Split):
+class Problem(Scaled):
     """m rows over all ranks, n columns and k of each rank; dtypes by torch's names.
 
     `b_is_nk`: B lies in memory as [n, k], as weights usually do. Sums are in fp32. `nodes` counts
@@ -58,21 +51,10 @@ class Problem(Split):
     templates: ClassVar[tuple[str, ...]] = schedules.TEMPLATES
     is_summed: ClassVar[bool] = False
     # What its templates and the library take, for messages.
-    of_sm90: ClassVar[tuple[str, str]] = "", "16-bit operands, or fp8 with b as [n, k], to 16 bits,"
     of_library: ClassVar[str] = ", of one node, and a result of the operands' dtype"
 
     def __post_init__(self) -> None:
-        scaled = parse_dtype(self.dtype).name in FP8
-        usual = "bfloat16" if scaled else self.dtype
-        for name, known in (("dtype", SUPPORTED), ("out_dtype", FLOATS)):
-            dtype = parse_dtype(getattr(self, name) or usual).name
-            if dtype not in known:
-                raise DtypeError(f"{self.op}: {name} {dtype}; it takes {', '.join(known)}")
-            object.__setattr__(self, name, dtype)
-        if scaled and not self.scaling:
-            object.__setattr__(self, "scaling", ROWS)
-        if self.scaling not in ((ROWS, BLOCKS) if scaled else ("",)):
-            raise DtypeError(f"{self.op}: scaling={self.scaling!r} of {self.dtype} operands")
+        self.set_dtypes()
         check_sizes(self.op, self.num_ranks, m=self.m, n=self.n, k=self.k)
 
     @property
@@ -84,11 +66,6 @@ class Problem(Split):
         """Of the program's parameters, the gathered one first, with m open."""
         return {"a": Tensor(self.dtype, ("m", self.k), Shard(0)),
                 "b": Tensor(self.dtype, (self.k, self.n * self.num_ranks), Shard(1))}  # fmt: skip
-
-    @property
-    def options(self) -> dict[str, str]:
-        """What the traced function takes beside its tensors."""
-        return {"dtype": self.out_dtype, "scaling": self.scaling}
 
     @property
     def is_empty(self) -> bool:
@@ -108,6 +85,10 @@ class Problem(Split):
         is_16_bit = self.itemsize == 2 or (self.itemsize == 1 and self.b_is_nk)
         return is_hopper and is_16_bit and self.out_itemsize == 2 and self.can_use_tma(target)
 
+    def library_takes(self, target: Target) -> bool:
+        """Can torch multiply what is gathered? Scales are not."""
+        return not self.scaling
+
     @property
     def can_use_unfused(self) -> bool:
         """Can torch multiply what weft's collective has gathered?"""
@@ -117,10 +98,6 @@ class Problem(Split):
         """Can NCCL and cuBLAS do the same there?"""
         is_even = self.is_even and len(self.nodes) <= 1
         return target.backend == "cuda" and is_even and self.can_use_unfused
-
-    @property
-    def out_itemsize(self) -> int:
-        return DTYPES[self.out_dtype].itemsize
 
     @property
     def shard_bytes(self) -> int:
@@ -153,71 +130,12 @@ def problem_of(
         m = rows * world.num_ranks if sized_by is None else sized_by.shape[0]
     problem = Problem(
         m, n, k, world.num_ranks, str(a.dtype), call_cache.out_dtype_of(op, out), is_nk,
-        nodes_of(world), scaling_of(a, b, (scale_a, scale_b)),
+        nodes_of(world), scales.scaling_of(op, a, b, (scale_a, scale_b)),
     )  # fmt: skip
     call_cache.check_shard(op, "a", rows, problem, world, sized_by)
     if out is not None:
         call_cache.check_out(op, out, problem.result, out.dtype, world)
     return problem
-
-
-# ---------------------------------------------------------------------------------------------
-# Scales
-
-
-def scale_shapes(rows: int, k: int, n: int) -> dict[str, tuple[tuple[int, int], tuple[int, int]]]:
-    """By kind the shapes of A's and of B's."""
-    blocks = ceil(k / BLOCK_K)
-    return {ROWS: ((rows, 1), (1, n)), BLOCKS: ((rows, blocks), (blocks, ceil(n / BLOCK_K)))}
-
-
-def scaling_of(a: torch.Tensor, b: torch.Tensor, scales: tuple[Any, Any]) -> str:
-    """How operands are scaled: "", ROWS or BLOCKS; one scale for all is ROWS.
-
-    Raises  ShapeError, DtypeError: scales that do not fit their operands, or are missing
-    """
-    op, named = Problem.op, dict(zip(("scale_a", "scale_b"), scales, strict=True))
-    missing = [name for name, scale in named.items() if scale is None]
-    for name, scale in named.items():
-        dtensors.refuse(op, name, scale)
-    if str(a.dtype).removeprefix("torch.") not in FP8:
-        if len(missing) < 2:
-            raise DtypeError(f"{op}: a is {a.dtype}, and scales are of fp8; leave them out")
-        return ""
-    if missing:
-        raise DtypeError(f"{op}: a is {a.dtype} and {' and '.join(missing)} is missing; pass both")
-    known, fitting = scale_shapes(*a.shape, b.shape[1]), []
-    for i, (name, scale) in enumerate(named.items()):
-        if scale.dtype != torch.float32 or scale.device != a.device:
-            message = f"{name} is {scale.dtype} on {scale.device}; it must be float32 on {a.device}"
-            raise DtypeError(f"{op}: {message}")
-        shape = tuple(scale.shape)
-        kinds = [kind for kind, fits in known.items()
-                 if fits[i] == shape or (kind == ROWS and scale.numel() == 1)]  # fmt: skip
-        if not kinds:
-            message = " or ".join(f"{fits[i]} ({kind})" for kind, fits in known.items())
-            message = f"{name} has shape {shape}; it must be {message}, or one number"
-            raise ShapeError(f"{op}: {message}")
-        fitting.append(kinds)
-    if both := [kind for kind in fitting[0] if kind in fitting[1]]:
-        return both[0]
-    of_a, of_b = (f"{tuple(one.shape)} is of {', '.join(kinds)}"
-                  for one, kinds in zip(scales, fitting, strict=True))  # fmt: skip
-    raise ShapeError(
-        f"{op}: scale_a of shape {of_a}, scale_b of shape {of_b}; pass both of one kind"
-    )
-
-
-def in_fp32(problem: Problem, inputs: Mapping[str, Any], name: str) -> torch.Tensor:
-    """An operand as its scales have it."""
-    operand = inputs[name].float()
-    if not problem.scaling:
-        return operand
-    scale = inputs[f"scale_{name}"]
-    for axis, extent in enumerate(operand.shape):
-        if problem.scaling == BLOCKS and scale.shape[axis] != extent:
-            scale = scale.repeat_interleave(BLOCK_K, axis).narrow(axis, 0, extent)
-    return operand * scale
 
 
 # ---------------------------------------------------------------------------------------------
@@ -282,20 +200,8 @@ class Call(ProductCall):
 
 def make_inputs(problem: Problem, rank: int, seed: int = 0) -> dict[str, torch.Tensor]:
     """One rank's normal random tensors on the CPU: the same for one seed on every machine."""
-    generator = torch.Generator().manual_seed(seed * problem.num_ranks + rank)
     first, end = problem.shard(rank)
-    dtype = getattr(torch, problem.dtype)
-    is_nk = problem.b_is_nk or bool(problem.scaling)
-    a = torch.randn(end - first, problem.k, generator=generator).to(dtype)
-    b = torch.randn(*((problem.n, problem.k) if is_nk else (problem.k, problem.n)),
-                    generator=generator).to(dtype)  # fmt: skip
-    b = b.t() if is_nk else b
-    found = {"a": a, "b": b if problem.b_is_nk else b.contiguous()}
-    if problem.scaling:
-        shapes = scale_shapes(end - first, problem.k, problem.n)[problem.scaling]
-        for name, shape in zip(("scale_a", "scale_b"), shapes, strict=True):
-            found[name] = torch.rand(*shape, generator=generator) + 0.5
-    return found
+    return scales.random_operands(problem, end - first, rank, seed)
 
 
 def fake(problem: Problem, inputs: Mapping[str, Any], rank: int = 0) -> torch.Tensor:

@@ -1,7 +1,7 @@
 """A launch, and how products are cut and described to kernels whose tiles travel to other ranks.
 
 Those of plans (product_launches.py) and those of operators alike. A `sized` one says m, n and k,
-and whether B is [n, k].
+the operands' itemsize, and whether B is [n, k].
 """
 
 from __future__ import annotations
@@ -80,8 +80,9 @@ def parts_of(
     `chunks` for engines."""
     tile_m, tile_n = tile
     tiles_m, num_n = ceil(rows / tile_m), ceil(sized.n / tile_n)
-    # Each half of a wide tile has a word of its own.
-    words = 2 if is_sm90 and tile_n > 128 else 1
+    # Each half of a tile that consumers share has a word of its own.
+    is_shared = gemm_sm90.chunk_rows(tile_m, tile_n, sized.itemsize) < tile_m
+    words = 2 if is_sm90 and is_shared else 1
     lead, tail = order.order_of(num_ranks, tiles_m * num_n, programs, last, group_m * num_n)
     return partition.Parts(
         sized.m, sized.n, rows, tile_m, tile_n, tiles_m, num_n, words, lead, tail, group_m,
@@ -100,9 +101,13 @@ def can_use_tma(sized: Any, itemsize: int, target: Target, out_itemsize: int = 0
     return blocking.can_use_tma(target, [*rows, sized.n * (out_itemsize or itemsize)])
 
 
-def is_for_hopper(itemsize: int, nodes: tuple[int, ...], target: Target) -> bool:
-    """May the template for Hopper take it? Kernels in Gluon put nothing to other nodes' ranks."""
-    return target.arch == 90 and itemsize == 2 and len(nodes) <= 1
+def is_for_hopper(
+    itemsize: int, nodes: tuple[int, ...], target: Target, b_is_nk: bool = False
+) -> bool:
+    """May the template for Hopper take it? Kernels in Gluon put nothing to other nodes' ranks; of
+    fp8 operands B lies as [n, k]."""
+    is_taken = itemsize == 2 or (itemsize == 1 and b_is_nk)
+    return target.arch == 90 and is_taken and len(nodes) <= 1
 
 
 def chunk_of(tile_m: int, tile_n: int, itemsize: int = 2) -> tuple[int, int]:

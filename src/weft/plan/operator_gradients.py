@@ -22,7 +22,7 @@ Source  Megatron-LM's tensor and sequence parallelism for what is summed where
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -164,17 +164,18 @@ def _weights_gradient(of: Any, gradient: Any, *, gathers_a: bool) -> Any:
     return _ops().ag_wgrad(gradient, of.a, world=of.world, gathered=gathered).t()
 
 
-def _refuse_scales(given: Any) -> None:
+def _refuse_scales(op: str, given: Any) -> None:
     if given.a.dtype.itemsize == 1 or (given.scale_a, given.scale_b) != (None, None):
         raise DtypeError(
-            f"ag_gemm: {given.a.dtype} operands with scales have no gradient; call under "
+            f"{op}: {given.a.dtype} operands with scales have no gradient; call under "
             "torch.no_grad(), or keep weights in bfloat16 where they are trained"
         )
 
 
 @_differentiates(
-    "a", "b", policy=NARROWED, lies={"a": ROWS, "b": COLUMNS}, with_out=True, checked=_refuse_scales
-)
+    "a", "b", policy=NARROWED, lies={"a": ROWS, "b": COLUMNS}, with_out=True,
+    checked=partial(_refuse_scales, "ag_gemm"),
+)  # fmt: skip
 def ag_gemm(of: Any, gradient: torch.Tensor) -> dict:
     gradient = _like(gradient, of.a)
     return {
@@ -183,7 +184,10 @@ def ag_gemm(of: Any, gradient: torch.Tensor) -> dict:
     }
 
 
-@_differentiates("a", "b", policy=NARROWED, lies={"a": COLUMNS, "b": ROWS})
+@_differentiates(
+    "a", "b", policy=NARROWED, lies={"a": COLUMNS, "b": ROWS}, with_out=True,
+    checked=partial(_refuse_scales, "gemm_rs"),
+)  # fmt: skip
 def gemm_rs(of: Any, gradient: torch.Tensor) -> dict:
     gradient, m = _like(gradient, of.a), of.rows
     return {
@@ -192,7 +196,10 @@ def gemm_rs(of: Any, gradient: torch.Tensor) -> dict:
     }
 
 
-@_differentiates("a", "b", policy=NARROWED, lies={"a": COLUMNS, "b": ROWS})
+@_differentiates(
+    "a", "b", policy=NARROWED, lies={"a": COLUMNS, "b": ROWS}, with_out=True,
+    checked=partial(_refuse_scales, "gemm_ar"),
+)  # fmt: skip
 def gemm_ar(of: Any, gradient: torch.Tensor) -> dict:
     a, b, gradient = of.a, of.b, _like(gradient, of.a)
     return {

@@ -204,7 +204,7 @@ class Product(KernelLaunch):
 
     def _peers(self, bound: Mapping[str, torch.Tensor]) -> list:
         """Descriptors of what tiles are sent to, on each peer by hop."""
-        chunk, found = launches.chunk_of(*self.tile[:2]), []
+        chunk, found = launches.chunk_of(*self.tile[:2], self.itemsize), []
         for name in compose.peers_of(self.kernel):
             found += launches.describe_peers(self.world, bound[name], self.parts, chunk)
         return found
@@ -229,7 +229,7 @@ class Product(KernelLaunch):
         tile_m, tile_n, tile_k = self.tile if is_sm90 else self.plain_tile
         if one.name in self.launch.writes[1:]:  # a chunk's rows lie in one piece, as an engine asks
             kept = tensor.view(-1, self.n // self.parts.chunks)
-            return describe(kept, launches.chunk_of(tile_m, tile_n))
+            return describe(kept, launches.chunk_of(tile_m, tile_n, self.itemsize))
         if one.name == self.right:
             return launches.describe_b(tensor, tile_n, tile_k, self.b_is_nk, is_sm90)
         is_result = one.name == self._operands[-1]

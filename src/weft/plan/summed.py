@@ -16,16 +16,17 @@ import torch
 from torch import empty_like
 from torch.autograd.graph import increment_version
 
-from weft.base.errors import OutOfMemoryError, ShapeError
+from weft.base.errors import DtypeError, OutOfMemoryError, ShapeError
 from weft.base.target import Target
 from weft.compiler import Shard, Tensor, frontend, schedules
 from weft.compiler.schedules import Config
 from weft.ir.task import Program
-from weft.plan import described, exchanges, launches, nccl
-from weft.plan.call_cache import check_out, find_call
+from weft.plan import described, exchanges, launches, nccl, scales
+from weft.plan.call_cache import check_out, find_call, out_dtype_of
 from weft.plan.memory import like
 from weft.plan.problems import Rows, nodes_of, product_of
 from weft.plan.runner import new_runner
+from weft.plan.scales import Scaled, in_fp32
 
 # Of the symmetric heap, for a product that another operator sums.
 MOST_SHARED_BYTES = 32 << 20
@@ -62,9 +63,17 @@ class Product(Rows):
         if self.k < 0:
             raise ShapeError(f"{self.op}: k={self.k} is negative")
 
+    # How operands are scaled, a field of those that take fp8; declared here it would be theirs too.
+    scaling = ""
+
     def result_rows(self, rank: int) -> tuple[int, int]:
         """Which of the product's rows, or their sums, a rank's result is."""
         raise NotImplementedError
+
+    @property
+    def result_dtype(self) -> str:
+        """What results, and shares of them that travel, are rounded to."""
+        return self.dtype
 
     def types(self) -> dict[str, Tensor]:
         """Of the program's parameters, with m open."""
@@ -79,27 +88,82 @@ class Product(Rows):
 
     def can_use_sm90(self, target: Target) -> bool:
         """Does the template for Hopper take this problem there?"""
-        is_asked = launches.is_for_hopper(self.itemsize, self.nodes, target)
+        is_asked = launches.is_for_hopper(self.itemsize, self.nodes, target, self.b_is_nk)
         return is_asked and self.can_use_tma(target)
+
+    def library_takes(self, target: Target) -> bool:
+        """Does torch's product take these operands there?"""
+        return True
 
     def can_use_library(self, target: Target) -> bool:
         return target.backend == "cuda" and self.is_even
 
+    @property
+    def options(self) -> dict[str, str]:
+        """What the traced function takes beside its tensors."""
+        return {}
+
     def traced(self) -> Program:
         """The tensor program, with m open."""
-        return _traced(self.op, type(self).program, tuple(self.types().items()))
+        of_all = tuple(self.types().items()), tuple(self.options.items())
+        return _traced(self.op, type(self).program, *of_all)
 
 
 @lru_cache(maxsize=256)
-def _traced(name: str, function: Callable[..., Any], types: tuple) -> Program:
-    return replace(frontend.trace(function, "tp", dict(types)), name=name)
+def _traced(name: str, function: Callable[..., Any], types: tuple, options: tuple) -> Program:
+    return replace(frontend.trace(function, "tp", dict(types), **dict(options)), name=name)
 
 
-class Problem(Product):
-    """Products [m, k] @ [k, n], one of each rank, to be summed over ranks; sums in fp32."""
+@dataclass(frozen=True)
+class Problem(Scaled, Product):
+    """Products [m, k] @ [k, n], one of each rank, to be summed over ranks; sums in fp32.
 
+    `scaling`, of fp8 alone, says what has a scale, as in weft.plan.gathered; shares and results are
+    then of `out_dtype`, bfloat16 unless told otherwise, and else of the operands' dtype.
+    """
+
+    out_dtype: str = ""
+    scaling: str = ""
+
+    dtypes: ClassVar[tuple[str, ...]] = scales.SUPPORTED
     # The operator that sums the library's product: the unfused way.
     unfused: ClassVar[type[exchanges.Problem]]
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.set_dtypes()
+        if not self.scaling and self.out_dtype != self.dtype:
+            raise DtypeError(
+                f"{self.op}: out_dtype {self.out_dtype} of {self.dtype} operands; sums of others "
+                "than fp8 are rounded to theirs: convert the result"
+            )
+
+    @property
+    def result_dtype(self) -> str:
+        return self.out_dtype
+
+    @property
+    def options(self) -> dict[str, str]:
+        return {"dtype": self.out_dtype if self.scaling else "", "scaling": self.scaling}
+
+    @property
+    def unsaid(self) -> tuple[str, ...]:
+        """Fields that keys of measured choices have of fp8 alone."""
+        return () if self.scaling else ("out_dtype", "scaling")
+
+    @property
+    def row_bytes(self) -> int:
+        """Of the product, as it travels."""
+        return self.n * self.out_itemsize
+
+    def can_use_tma(self, target: Target) -> bool:
+        return launches.can_use_tma(self, self.itemsize, target, self.out_itemsize)
+
+    def can_use_sm90(self, target: Target) -> bool:
+        return self.out_itemsize == 2 and super().can_use_sm90(target)
+
+    def can_use_library(self, target: Target) -> bool:
+        return self.library_takes(target) and super().can_use_library(target)
 
     @property
     def flops(self) -> int:
@@ -109,7 +173,8 @@ class Problem(Product):
     @property
     def memory_bytes(self) -> int:
         """What one rank's product must read and write at least."""
-        return ((self.m + self.n) * self.k + self.m * self.n) * self.itemsize
+        operands = (self.m + self.n) * self.k * self.itemsize
+        return operands + self.m * self.n * self.out_itemsize
 
     def types(self) -> dict[str, Tensor]:
         k = self.k * self.num_ranks
@@ -117,35 +182,38 @@ class Problem(Product):
         return {"a": a, "b": Tensor(self.dtype, (k, self.n), Shard(0))}
 
 
-def problem_of(kind: Callable[..., Any], world: Any, a: Any, b: Any, out: Any = None) -> Any:
+def problem_of(
+    kind: Callable[..., Any], world: Any, a: Any, b: Any, out: Any = None, scale_a: Any = None,
+    scale_b: Any = None,
+) -> Any:  # fmt: skip
     """The problem that this rank's tensors are a part of, as `kind` makes it.
 
     Raises  ShapeError, DtypeError: tensors that do not fit together, or the world
     """
     op = kind.op
     m, n, k, is_nk = product_of(op, a, b, world)
-    problem = kind(m, n, world.num_ranks, str(a.dtype), nodes_of(world), k, is_nk)
+    scaling = scales.scaling_of(op, a, b, (scale_a, scale_b))
+    out_dtype = out_dtype_of(op, out) if scaling else ""
+    problem = kind(
+        m, n, world.num_ranks, str(a.dtype), nodes_of(world), k, is_nk, out_dtype, scaling
+    )
     if out is not None:
         first, end = problem.result_rows(world.rank)
-        check_out(op, out, (end - first, n), a.dtype, world)
+        check_out(op, out, (end - first, n), getattr(torch, problem.out_dtype), world)
     return problem
 
 
 def make_inputs(problem: Any, rank: int, seed: int = 0) -> dict[str, torch.Tensor]:
     """One rank's normal random tensors on the CPU: the same for one seed on every machine."""
-    generator = torch.Generator().manual_seed(seed * problem.num_ranks + rank)
-    n, k = problem.n, problem.k
-    a = torch.randn(problem.m, k, generator=generator).to(problem.torch_dtype)
-    b = torch.randn((n, k) if problem.b_is_nk else (k, n), generator=generator)
-    b = b.to(problem.torch_dtype)
-    return {"a": a, "b": b.t() if problem.b_is_nk else b}
+    return scales.random_operands(problem, problem.m, rank, seed)
 
 
-def total(inputs: Sequence[Mapping[str, Any]]) -> torch.Tensor:
+def total(problem: Any, inputs: Sequence[Mapping[str, Any]]) -> torch.Tensor:
     """The sum of all ranks' products, in fp32."""
-    sums = inputs[0]["a"].float() @ inputs[0]["b"].float()
-    for one in inputs[1:]:
-        sums += one["a"].float() @ one["b"].float()
+    products = (in_fp32(problem, one, "a") @ in_fp32(problem, one, "b") for one in inputs)
+    sums = next(products)
+    for one in products:
+        sums += one
     return sums
 
 
@@ -167,7 +235,10 @@ class ProductCall:
         self._operator_call = world.operator_call
         # What all ranks must call alike.
         sizes = ",".join(f"{name}={getattr(problem, name)}" for name in problem.sizes)
-        self.name = f"{problem.op} {sizes} {problem.dtype} {config}"
+        dtypes = problem.dtype
+        if problem.is_summed and out_dtype != dtypes:  # what travels is rounded to it
+            dtypes += f" to {out_dtype}"
+        self.name = f"{problem.op} {sizes} {dtypes} {config}"
         self.runner = stages and new_runner(world, stages, tensors, {"m": problem.m})
         self._is_empty = problem.is_empty
 
@@ -225,33 +296,34 @@ class Call(ProductCall):
             if config.transport == schedules.CE_PUSH and recorded and recorded.is_fused:
                 instead = schedules.planned(problem.traced(), recorded, problem, world.target)
                 stages = replace(stages, recorded=instead)
-        out = (end - first, problem.n), problem.dtype
+        out = (end - first, problem.n), problem.result_dtype
         super().__init__(world, problem, config, tensors, stages, *out)
         # Where peers read the library's product in place, if that is not much: memory that products
         # of all sizes share.
         self._products: Any = None
         if stages is None and problem.m * problem.row_bytes <= MOST_SHARED_BYTES:
-            request = {"product": ((problem.m, problem.n), problem.torch_dtype)}
+            request = {"product": ((problem.m, problem.n), self._like.dtype)}
             self._products = world.asked(f"{problem.op}.product", request, num_slots=1)
         # What sums the last call's product, by where it and the result lie on the heap.
         self._exchange: tuple[Any, Any] = None, None
         if recorded:
             self._prepare(recorded, tensors, partial(Call, world, problem, recorded, tensors))
 
-    def _run_unfused(self, out: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> None:
+    def _run_unfused(self, out: torch.Tensor, **tensors: Any) -> None:
         world, kind = self.world, self.problem.unfused
         if self.config.transport == schedules.LIBRARY:
             is_whole = out.shape[0] == self.problem.m
-            product = torch.mm(a, b, out=out if is_whole else None)
+            product = scales.multiply(tensors, out if is_whole else None, out.dtype)
             nccl.BY_NAME[kind.op](world, product, out)
             return
         into = self._products and self._products.take(world.is_recording()).product
-        self._sum(torch.mm(a, b, out=into), out)
+        self._sum(scales.multiply(tensors, into, out.dtype), out)
 
     def move(self, a: torch.Tensor, **_: Any) -> None:
         product = self._products and self._products.reserve().product
         if product is None:
-            product = a.new_empty(self.problem.m, self.problem.n)
+            shape = self.problem.m, self.problem.n
+            product = a.new_empty(shape, dtype=self._like.dtype)
         if self.config.transport != schedules.LIBRARY:
             self._sum(product.zero_(), empty_like(self._like))
 
@@ -270,10 +342,23 @@ class Call(ProductCall):
 # The card
 
 
+def calling(function: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    """A card's `run`, of an operator that takes `out`."""
+
+    def run(world: Any, problem: Problem, inputs: Mapping[str, Any], config: Any = None) -> Any:
+        first, end = problem.result_rows(world.rank)
+        given = scales.room_for(problem, (end - first, problem.n), inputs)
+        return function(**inputs, **given, world=world, config=config)
+
+    run.__module__ = function.__module__
+    return run
+
+
 def fake(problem: Any, inputs: Mapping[str, Any], rank: int = 0) -> torch.Tensor:
     """A rank's result: its shape and dtype, without its values."""
     first, end = problem.result_rows(rank)
-    return torch.empty((end - first, problem.n), dtype=problem.torch_dtype, device="meta")
+    dtype = getattr(torch, problem.result_dtype)
+    return torch.empty((end - first, problem.n), dtype=dtype, device="meta")
 
 
 def card(kind: type[Problem], run: Callable[..., Any]) -> dict[str, Any]:
@@ -284,6 +369,7 @@ def card(kind: type[Problem], run: Callable[..., Any]) -> dict[str, Any]:
         "run": run,
         "kernels": described.KernelsOf(run, make_inputs, schedules.fused),
         "fake": fake,
+        "dtypes": kind.dtypes,
         "program": kind.traced,
         "takes_nodes": True,
         "default_shape": {"m": 256, "n": 256, "k": 256},

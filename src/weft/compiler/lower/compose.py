@@ -64,6 +64,8 @@ HOOKS: dict[str, tuple[Any, tuple[str, ...] | None, str]] = {
     "push_own": (feed.push_own, None, ""),
     "scale_rows": (scales.scales, None, ""),
     "scale_blocks": (scales.scales, None, ""),
+    "scale_owned_rows": (scales.scales_owned, None, ""),
+    "scale_owned_blocks": (scales.scales_owned, None, ""),
     "channels": (split_k.channels, None, ""),
     "left_channel": (split_k.left_channel, None, ""),
     "right_channel": (split_k.right_channel, None, ""),
@@ -193,7 +195,7 @@ def compose(kernel: core.Kernel) -> Hooks:
         operands = [*(indexed or operands), *operands, *stored]
     given = [Operand(*where[name]) for name in (operands[0], *operands[-2:])]
     late = any(one.late for one in kernel.of(core.Notify))
-    per_block = any(one.function == "scale_blocks" for one in kernel.of(core.Hook))
+    per_block = any(one.function in core.PER_BLOCK for one in kernel.of(core.Hook))
     return Hooks(kernel.name, chains, given, late=late, by_index=bool(indexed),
                  per_block=per_block, called=called)  # fmt: skip
 

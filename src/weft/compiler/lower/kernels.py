@@ -152,11 +152,7 @@ def _gather(plan: Plan, launch: Launch, product: Do) -> Iterator[core.Statement]
     pushed = {rows: f"{rows}_ptr"} if rows in launch.pushes else {}
     for name, address in {own: f"{own}_ptr", **pushed}.items() if pushed else ():
         yield core.Param(address, "pointer", f"the same as {name}")
-    if scaled := product.scaling:
-        theirs, right_scales = map(scales_of, product.operands)
-        yield core.Param(theirs, "pointer")
-        yield core.Param(right_scales, "pointer")
-        yield core.Param("apart", "number", "how scales lie")
+    yield from _given_scales(product)
     if launch.awaits:
         along = [name for name in channel.along if name in launch.reads]
         arrays = (rows, *pushed.values(), *along)
@@ -183,11 +179,10 @@ def _gather(plan: Plan, launch: Launch, product: Do) -> Iterator[core.Statement]
         yield core.Hook("ready", f"{side}_channel", (rows, own, right, "split"))
     else:
         yield core.Hook("ready", "rows_or_own", (rows, own, "split"))
-    if scaled:
-        yield core.Hook("scales", f"scale_{scaled}", (theirs, right_scales, "apart"))
+    yield from _scaled(product)
     yield from _stored(launch, product)
     # Scales are read behind the operands.
-    over = "end" if scaled else "done"
+    over = "end" if product.scaling else "done"
     is_beside = any((isinstance(one, Copy) or is_relay(one)) and channel.name in announced(one)
                     for one in plan.steps)  # fmt: skip
     if is_beside and launch.awaits:
@@ -196,6 +191,22 @@ def _gather(plan: Plan, launch: Launch, product: Do) -> Iterator[core.Statement]
         yield core.Wait(over, channel.name, "all", "split", by="last", place=channel.place)
     if launch.gives:
         yield core.Finish(over, "slot")
+
+
+def _given_scales(product: Do) -> Iterator[core.Statement]:
+    """What a product of fp8 operands is given beside them."""
+    if product.scaling:
+        for name in product.operands:
+            yield core.Param(scales_of(name), "pointer")
+        yield core.Param("apart", "number", "how scales lie")
+
+
+def _scaled(product: Do, *owned: str) -> Iterator[core.Statement]:
+    """A tile's scales; `owned`: the mapping, where tiles are cut within owners' parts."""
+    if product.scaling:
+        which = f"owned_{product.scaling}" if owned else product.scaling
+        given = (*map(scales_of, product.operands), "apart", *owned)
+        yield core.Hook("scales", f"scale_{which}", given)
 
 
 def _gathered(plan: Plan, launch: Launch) -> Channel | None:
@@ -217,9 +228,10 @@ def _scatter(plan: Plan, launch: Launch, product: Do) -> Iterator[core.Statement
     for name in (left, right, result):
         yield core.Param(name, "operand")
     yield core.Param(partials, "pointer")
+    yield from _given_scales(product)
     yield params.signals(plan, launch, channel)
     yield from params.around(plan, launch)
-    yield from _summed(launch, left, result, partials, channel)
+    yield from _summed(launch, product, result, partials, channel)
     yield _notify(channel, "owner")
     if launch.gives:
         # Not when operands have been read: partial sums of peers are read behind them.
@@ -268,6 +280,7 @@ def _carry(plan: Plan, launch: Launch, product: Do) -> Iterator[core.Statement]:
     for name in (right, result):
         yield core.Param(name, "operand")
     yield core.Param(arrived.buffer, "pointer")
+    yield from _given_scales(product)
     yield params.signals(plan, launch, arrived)
     yield core.Param(count, "signals")
     yield core.Param(flags, "signals", core.KERNEL, core.ENGINE)
@@ -277,6 +290,7 @@ def _carry(plan: Plan, launch: Launch, product: Do) -> Iterator[core.Statement]:
     yield core.Template("gemm", launch.tile, formula(launch))
     yield core.Hook("order", launch.order, ("parts",))
     yield core.Hook("ready", "read_owned", (left, "parts"))
+    yield from _scaled(product, "parts")
     yield core.Wait("combine", arrived.name, "chunk", "parts", place=arrived.place)
     yield core.Hook("combine", "add_staged", (arrived.buffer, "parts"))
     yield core.Hook("emit", "store_own", (result, "parts"))
@@ -298,15 +312,17 @@ def beside_tokens(tokens: Channel) -> tuple[str, str]:
 
 
 def _summed(
-    launch: Launch, left: str, result: str, partials: str, channel: Channel
+    launch: Launch, product: Do, result: str, partials: str, channel: Channel
 ) -> Iterator[core.Statement]:
     """Tiles go to their owner, who adds them up."""
+    left = product.operands[0]
     yield core.Mapping("parts", "static", (left,), cuts="part")
     yield core.Template("gemm", launch.tile, formula(launch))
     if launch.takes:
         yield core.Credit("begin", "slot")
     yield core.Hook("order", launch.order, ("parts",))
     yield core.Hook("ready", "read_owned", (left, "parts"))
+    yield from _scaled(product, "parts")
     yield core.Wait("combine", channel.name, "others", "parts", place=channel.place)
     yield core.Hook("combine", "add_partials", (partials, "parts"))
     yield core.Hook("emit", "store_own", (result, "parts"))
@@ -324,10 +340,11 @@ def _sum_everywhere(plan: Plan, launch: Launch, product: Do) -> Iterator[core.St
         yield core.Param(name, "operand", f"own rows of {result}" if name == own else "")
     for name in (result, partials, gathered):
         yield core.Param(name, "pointer")
+    yield from _given_scales(product)
     for channel in (by_owner, by_all):
         yield params.signals(plan, launch, channel)
     yield from params.around(plan, launch)
-    *summed, push = _summed(launch, left, own, partials, by_owner)
+    *summed, push = _summed(launch, product, own, partials, by_owner)
     yield from summed
     yield core.Hook("emit", "spread", (gathered, "parts"))
     yield push

@@ -215,14 +215,12 @@ def _scales(program: Program, task: Task) -> tuple[tuple[Buffer, ...], tuple[Ste
     if task.engine not in ("pushers", "ce_push"):
         message = f"{task.name} has scales and engine={task.engine}; take pushers or ce_push"
         raise ConfigError(f"{program.name}: {message}", place=task.place)
-    (product,) = products
-    (own,), (_, right) = task.operands, product.operands
-    (rows, k), (_, n) = _type(task).sizes, local_sizes(_type(program.task(right)))
-    kb = 1 if product.scaling == "rows" else -(-number(k, {}) // BLOCK_K.value)
-    mine, theirs = scales_of(own), scales_of(task.name)
+    (product,), rows = products, _type(task).sizes[0]
+    (own,), right = task.operands, _scales_of_right(program, product)
+    mine, theirs, kb = scales_of(own), scales_of(task.name), right.sizes[0]
     buffers = (
         Buffer(mine, "float32", (Part(rows), kb), "input", place=task.place),
-        Buffer(scales_of(right), "float32", (kb, n), "input", place=task.place),
+        right,
         Buffer(theirs, "float32", (rows, kb), "symmetric", place=task.place),
     )
     launch = Launch(
@@ -230,6 +228,27 @@ def _scales(program: Program, task: Task) -> tuple[tuple[Buffer, ...], tuple[Ste
         body=(Do("push_scales", (mine,), theirs),), programs="pieces", place=task.place,
     )  # fmt: skip
     return buffers, (launch,)
+
+
+def _scales_of_right(program: Program, product: Task) -> Buffer:
+    """Of B: for each block of k, or for all of it. Where ranks have parts of k that are no whole
+    blocks, the caller's tensors have more."""
+    _, right = product.operands
+    kind = _type(program.task(right))
+    (k, _), (own_k, n) = kind.sizes, local_sizes(kind)
+    blocks = 1 if product.scaling == "rows" else -(-number(k, {}) // BLOCK_K.value)
+    kb = Part(blocks) if product.scaling == "blocks" and isinstance(own_k, Part) else blocks
+    return Buffer(scales_of(right), "float32", (kb, n), "input", place=product.place)
+
+
+def _scales_there(program: Program, product: Task) -> tuple[Buffer, ...]:
+    """Scales of a product whose rows each rank has; those of gathered ones come with the gather."""
+    if not product.scaling or program.gathers(product):
+        return ()
+    right, left = _scales_of_right(program, product), product.operands[0]
+    sizes = _type(program.task(left)).sizes[0], right.sizes[0]
+    mine = Buffer(scales_of(left), "float32", sizes, "input", place=product.place)
+    return mine, right
 
 
 def _is_by_node(task: Task) -> bool:
@@ -242,8 +261,9 @@ def _kernel(program: Program, unit: tuple[Task, ...]) -> Unit:
     made = made_for_others(program, unit)
     buffers = sum_buffers(program, first.kernel)
     on_heap = _symmetric_of(program, unit, buffers)
+    scales = _scales_there(program, first)
     if buffers.staged:
-        return _staged(program, unit, buffers, on_heap)
+        return _staged(program, unit, buffers, (*scales, *on_heap))
     fed = tuple(one for one in program.gathers(first) if one.engine in INSIDE)
     names = [one.name for one in (*fed, *on_heap)]
     read = [name for name in names if name != buffers.relayed]
@@ -265,7 +285,7 @@ def _kernel(program: Program, unit: tuple[Task, ...]) -> Unit:
             spare=unit[-1].spare, place=unit[-1].place,
         )  # fmt: skip
         steps = (relay, launch)
-    return Unit((*on_heap, *results), steps)
+    return Unit((*scales, *on_heap, *results), steps)
 
 
 def _template(unit: Sequence[Task]) -> str:
@@ -286,7 +306,7 @@ def _staged(
     kind = _type(total)
     sizes = (NUM_RANKS, Tiles(kind.sizes[0], first.tile[0]), kind.sizes[1])
     staged = Buffer(buffers.staged, kind.dtype, sizes, place=total.place)
-    *inside, last = (Do(one.kind, one.operands, one.name, one.eps) for one in unit)
+    *inside, last = (Do(one.kind, one.operands, one.name, one.eps, one.scaling) for one in unit)
     launch = Launch(
         first.kernel, (*_reads(program, unit), buffers.partials), (total.name, staged.name),
         template="gemm", body=(*inside, Do("stage", last.operands, staged.name), last),

@@ -49,6 +49,26 @@ def takes_rows(case: Case, who: str) -> None:
         )
 
 
+def multiplied(
+    a: torch.Tensor, b: torch.Tensor, scales: tuple[Any, Any] | None, out: torch.Tensor
+) -> torch.Tensor:
+    """torch's product in `out`; of fp8 its scaled one, in full width."""
+    if scales is None:
+        return torch.matmul(a, b, out=out)
+    return torch._scaled_mm(a, b, *scales, out_dtype=out.dtype, use_fast_accum=False, out=out)
+
+
+def scales_of(case: Case, inputs: Any) -> tuple[Any, Any] | None:
+    """Of a rank's own operands.
+
+    Raises  UnsupportedError: fp8 operands as torch's scaled product does not take them
+    """
+    if not case.problem.scaling:
+        return None
+    takes_rows(case, "torch._scaled_mm")
+    return inputs["scale_a"], inputs["scale_b"]
+
+
 def each(case: Case, name: str, make: Callable[[Any], Callable[[], Any]], **more: Any) -> Variant:
     """A variant whose call on each set is what `make` makes of its inputs."""
     return Variant(name, [make(inputs) for inputs in case.sets], **more)
@@ -259,13 +279,10 @@ class GatherThenMultiply(Way):
         dist.all_gather_into_tensor(whole, own, group=group)
 
     def multiply(self) -> torch.Tensor:
-        m = self.problem.m
-        if self.scales is None:
-            return torch.matmul(self.gathered[:m], self.b, out=self.out)
-        return torch._scaled_mm(
-            self.gathered[:m], self.b, self.scales[:m], self.inputs["scale_b"],
-            out_dtype=self.out.dtype, use_fast_accum=False, out=self.out,
-        )  # fmt: skip
+        m, scales = self.problem.m, None
+        if self.scales is not None:
+            scales = self.scales[:m], self.inputs["scale_b"]
+        return multiplied(self.gathered[:m], self.b, scales, self.out)
 
 
 class GatherThenContract(GatherThenMultiply):
@@ -291,10 +308,11 @@ class MultiplyThenReduce(Way):
 
     def __init__(self, case: Case, inputs: Any, other: Any = None) -> None:
         super().__init__(case, inputs)
-        self.whole = self.rows(self.problem.m, self.problem.n)
+        self.whole = self.rows(self.problem.m, self.problem.n, self.problem.result_dtype)
+        self.scales = scales_of(case, inputs)
 
     def multiply(self) -> torch.Tensor:
-        return torch.matmul(self.inputs["a"], self.inputs["b"], out=self.whole)
+        return multiplied(self.inputs["a"], self.inputs["b"], self.scales, self.whole)
 
     def move(self) -> torch.Tensor:
         dist.all_reduce(self.whole, group=self.case.group)
@@ -304,7 +322,8 @@ class MultiplyThenReduce(Way):
 class MultiplyThenScatter(MultiplyThenReduce):
     def __init__(self, case: Case, inputs: Any, other: Any = None) -> None:
         super().__init__(case, inputs)
-        self.out = other.out if other else self.rows(self.problem.rows, self.problem.n)
+        shape = self.problem.rows, self.problem.n
+        self.out = other.out if other else self.rows(*shape, self.problem.result_dtype)
 
     def check(self) -> None:
         even(self.case, "reduce_scatter_tensor")

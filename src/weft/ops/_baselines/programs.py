@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from weft.base.errors import UnsupportedError
 from weft.compiler.compiled import Compiled
 from weft.compiler.facts import Facts
 from weft.plan.program_cards import UNFUSED, Config
@@ -17,8 +18,15 @@ from weft.tune.variants import Variant
 
 
 def product(case: Case) -> Variant:
-    """Of the operators that are one product: operands by the names that the operator has."""
+    """Of the operators that are one product: operands by the names that the operator has.
+
+    Raises  UnsupportedError: operands with scales, which are no parameters of a program
+    """
     problem, world = case.problem, case.world
+    if problem.scaling:
+        raise UnsupportedError(
+            f"a program's call takes no scales, as {problem.dtype} operands have"
+        )
     compiled = Compiled(case.card.program(problem))
 
     def call(inputs: Mapping[str, Any]) -> Callable[[], Any]:

@@ -14,7 +14,16 @@ import torch
 import torch.distributed._symmetric_memory as symmetric
 
 from weft.base.errors import UnsupportedError
-from weft.ops._baselines.nccl import each, even, padded, restored, rms_norm, takes_rows
+from weft.ops._baselines.nccl import (
+    each,
+    even,
+    multiplied,
+    padded,
+    restored,
+    rms_norm,
+    scales_of,
+    takes_rows,
+)
 from weft.tune.case import Case
 from weft.tune.variants import Variant
 
@@ -199,13 +208,23 @@ def native_async_tp_ag_gemm(case: Case) -> Variant:
 
 
 def async_tp_gemm_rs(case: Case) -> Variant:
-    """torch's async tensor parallelism, as `fused_matmul_reduce_scatter` decomposes it."""
-    even(case, "fused_matmul_reduce_scatter")
-    operation, group = _find("fused_matmul_reduce_scatter"), case.group.group_name
-    return each(
-        case, "torch_async_tp",
-        lambda inputs: lambda: operation(inputs["a"], inputs["b"], "sum", 0, group),
-    )  # fmt: skip
+    """torch's async tensor parallelism, as `fused_matmul_reduce_scatter` decomposes it; of fp8 with
+    scales of rows."""
+    problem, group = case.problem, case.group.group_name
+    name = (
+        "fused_scaled_matmul_reduce_scatter" if problem.scaling else "fused_matmul_reduce_scatter"
+    )
+    even(case, name)
+    operation = _find(name)
+
+    def make(inputs: Any) -> Callable[[], Any]:
+        a, b, scales = inputs["a"], inputs["b"], scales_of(case, inputs)
+        if scales is None:
+            return lambda: operation(a, b, "sum", 0, group)
+        given = ("sum", 0, 0, group, [problem.m, problem.n], None, None)
+        return lambda: operation(a, b, *scales, *given, getattr(torch, problem.out_dtype), False)
+
+    return each(case, "torch_async_tp", make)
 
 
 def _mm_then(case: Case, reduce: str, name: str) -> Variant:
@@ -214,10 +233,11 @@ def _mm_then(case: Case, reduce: str, name: str) -> Variant:
 
     def make(inputs: Any) -> Callable[[], Any]:
         shape, device = (problem.m, problem.n), case.world.device
-        there = symmetric_copy(case, torch.empty(shape, dtype=problem.torch_dtype, device=device))
+        dtype, scales = getattr(torch, problem.result_dtype), scales_of(case, inputs)
+        there = symmetric_copy(case, torch.empty(shape, dtype=dtype, device=device))
 
         def both() -> Any:
-            torch.mm(inputs["a"], inputs["b"], out=there)
+            multiplied(inputs["a"], inputs["b"], scales, there)
             return operation(there, "sum", group)
 
         return both

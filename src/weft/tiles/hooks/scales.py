@@ -1,7 +1,8 @@
-"""Scales of fp8 operands: those of A travel to all ranks, of rows or of blocks of rows.
+"""Scales of fp8 operands, of rows or of blocks of rows: where those of a tile lie.
 
-Every rank stores its own in all ranks' slots, own ones too, before its rows travel: whoever knows
-that rows have arrived knows it of their scales. Scales of B stay where they are.
+Where A's rows are gathered their scales travel: every rank stores its own in all ranks' slots, own
+ones too, before its rows travel, so whoever knows that rows have arrived knows it of their scales.
+Scales of B, and of rows that each rank has, stay where they are.
 """
 
 from __future__ import annotations
@@ -17,10 +18,11 @@ from weft.tiles import gemm
 
 
 class Apart(NamedTuple):
-    """How scales lie: `blocks` of A's to a row; B's so far apart, one for each `block_n` columns
-    and for each block of k."""
+    """How far scales lie apart: A's by row and by block of k, B's by column, or `block_n` columns,
+    and by block of k."""
 
-    blocks: Any
+    a_row: Any
+    a_k: Any
     b_column: Any
     b_k: Any
     block_n: Any
@@ -56,6 +58,17 @@ def push_scales(scale_a, gathered, a_row, a_k, blocks, slot, split, takes, world
 def scales(gathered, b, apart, at, tile, shape):
     """Those of a tile of C; A's as they lie in the slot. apart: Apart"""
     return gemm.scales_of(
-        at, tile, gemm.Scaled(gathered, b, shape, apart.blocks, 1, apart.b_column, apart.b_k,
-                              apart.block_n),
+        at, tile, gemm.Scaled(gathered, b, shape, apart.a_row, apart.a_k, apart.b_column,
+                              apart.b_k, apart.block_n),
+    )  # fmt: skip
+
+
+@triton.jit
+def scales_owned(a, b, apart, parts, at, tile, shape):
+    """Those of a tile of its owner's part of the rows, all of which this rank has. apart: Apart"""
+    row = tl.cast(at.owner, tl.int64) * parts.rows + at.row
+    column = at.i_n * tile.n
+    return gemm.Scales(
+        a + row * apart.a_row, b + (column // apart.block_n).to(tl.int64) * apart.b_column,
+        at.end - at.row, shape.n - column, apart.a_row, apart.a_k, apart.b_column, apart.b_k,
     )  # fmt: skip
