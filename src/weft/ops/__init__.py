@@ -14,6 +14,7 @@ import functools
 import importlib
 import pkgutil
 import sys
+import time
 from collections.abc import Callable
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -78,6 +79,8 @@ class _Operators(ModuleType):
         if name not in names():
             raise AttributeError(f"weft.ops has no {name!r}; there are {', '.join(names())}")
         importlib.import_module(f"{__name__}.{name}")
+        while name not in self.__dict__:  # another thread has just imported it, and will say so
+            time.sleep(1e-4)
         return self.__dict__[name]
 
     def __dir__(self) -> list[str]:

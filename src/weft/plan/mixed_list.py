@@ -62,6 +62,11 @@ class MixedList:
                 self._parts[-1].steps.append(step)
 
     @property
+    def is_new(self) -> bool:
+        """Are there steps of which no list was made yet?"""
+        return any(one.listed is None for one in self._parts if one.steps)
+
+    @property
     def lists(self) -> list[CommandList]:
         """Those that are kept."""
         return [one.listed for one in self._parts if isinstance(one.listed, CommandList)]

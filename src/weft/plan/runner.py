@@ -262,6 +262,8 @@ class PlanRunner:
             rest = {name: one for name, one in bound.items() if name not in given}
             self._within[key] = slot, rest
         bound = {**self._within[key][1], **given}
+        if mixed.is_new:  # all at once, as where nothing is kept
+            self._load(tensors, results, bound, slot)
         self._here.kept.clear()
         mixed.queue([0, begins, *places, *there], extents, bound, slot, self._here)
         self._prepare_recorded(tensors)
