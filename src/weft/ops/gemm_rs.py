@@ -109,9 +109,9 @@ def gemm_rs(
         rest = {"scale_a": scale_a, "scale_b": scale_b, "config": config, "out": out}
         return operations.as_operation("gemm_rs", world, (a, b), **rest)
     rest = (config is None and is_as_recorded(world), config)
-    tensors = (a, b, out, scale_a, scale_b)
-    call = find_call(world, "gemm_rs", tensors, rest, _make_call, by_layout)
-    return call(out, **scales.named(a, b, scale_a, scale_b))
+    call = find_call(world, "gemm_rs", (a, b, out, scale_a, scale_b), rest, _make_call, by_layout)
+    given = {"a": a, "b": b} if scale_a is None else scales.named(a, b, scale_a, scale_b)
+    return call(out, **given)
 
 
 def _make_call(

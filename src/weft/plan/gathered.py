@@ -173,21 +173,21 @@ class Call(ProductCall):
             make = partial(type(self), world, problem, recorded, tensors, program)
             self._prepare(recorded, tensors, make)
 
-    def _run_unfused(self, out: torch.Tensor, **tensors: Any) -> None:
+    def _run_unfused(self, out: torch.Tensor | None, **tensors: Any) -> None:
+        """Without an `out` rows are gathered, and that is all."""
         own, right = tensors[self._left], tensors[self._right]
-        self._multiply(self._gathered(own), right, out)
-
-    def move(self, **tensors: Any) -> None:
-        self._gathered(tensors[self._left])
-
-    def _gathered(self, own: torch.Tensor) -> torch.Tensor:
         if self.config.transport == LIBRARY:
             shape = self.problem.m, self.problem.k
             whole = torch.empty(shape, dtype=own.dtype, device=own.device)
             nccl.all_gather(self.world, own, whole)
-            return whole
-        gather = provider("collectives").all_gather
-        return gather(own.contiguous(), world=self.world, m=self.problem.m)
+        else:
+            gather = provider("collectives").all_gather
+            whole = gather(own.contiguous(), world=self.world, m=self.problem.m)
+        if out is not None:
+            self._multiply(whole, right, out)
+
+    def move(self, **tensors: Any) -> None:
+        self._run_unfused(None, **tensors)
 
     def _multiply(self, gathered: Any, b: Any, out: Any) -> None:
         """The library's product."""

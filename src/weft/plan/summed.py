@@ -309,26 +309,21 @@ class Call(ProductCall):
         if recorded:
             self._prepare(recorded, tensors, partial(Call, world, problem, recorded, tensors))
 
-    def _run_unfused(self, out: torch.Tensor, **tensors: Any) -> None:
+    def _run_unfused(
+        self, out: torch.Tensor, product: torch.Tensor | None = None, **tensors: Any
+    ) -> None:
         world, kind = self.world, self.problem.unfused
         if self.config.transport == schedules.LIBRARY:
             is_whole = out.shape[0] == self.problem.m
             product = scales.multiply(tensors, out if is_whole else None, out.dtype)
             nccl.BY_NAME[kind.op](world, product, out)
             return
-        into = self._products and self._products.take(world.is_recording()).product
-        self._sum(scales.multiply(tensors, into, out.dtype), out)
-
-    def move(self, a: torch.Tensor, **_: Any) -> None:
-        product = self._products and self._products.reserve().product
         if product is None:
-            shape = self.problem.m, self.problem.n
-            product = a.new_empty(shape, dtype=self._like.dtype)
-        if self.config.transport != schedules.LIBRARY:
-            self._sum(product.zero_(), empty_like(self._like))
-
-    def _sum(self, product: torch.Tensor, out: torch.Tensor) -> None:
-        world, kind = self.world, self.problem.unfused
+            into = self._products and self._products.take(world.is_recording()).product
+            if len(tensors) == 2:
+                product = torch.mm(tensors["a"], tensors["b"], out=into)
+            else:
+                product = scales.multiply(tensors, into, out.dtype)
         place = world.offset(product), world.offset(out)
         lay, exchange = self._exchange
         if place != lay:
@@ -336,6 +331,15 @@ class Call(ProductCall):
             exchange = find_call(world, kind.op, (product, out), (None,), make)
             self._exchange = place, exchange
         exchange(product, out)
+
+    def move(self, a: torch.Tensor, **_: Any) -> None:
+        if self.config.transport == schedules.LIBRARY:
+            return
+        product = self._products and self._products.reserve().product
+        if product is None:
+            shape = self.problem.m, self.problem.n
+            product = a.new_empty(shape, dtype=self._like.dtype)
+        self._run_unfused(empty_like(self._like), product.zero_())
 
 
 # ---------------------------------------------------------------------------------------------
