@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
-from operator import methodcaller, or_
+from operator import or_
 from typing import Any
 
 import torch
@@ -34,7 +34,7 @@ from weft.megakernel.ordering import by_depth
 from weft.megakernel.sequences import KEYS, OF_KEYS, split_keys
 from weft.megakernel.tables import tables
 from weft.megakernel.tasks.scoreboard import Board
-from weft.plan.command_list import CommandList, extent_bytes, places_of
+from weft.plan.command_list import ALIGN, CommandList, address_of, extent_bytes, places_of
 from weft.plan.launches import Start
 from weft.plan.memory import like
 from weft.tiles import attention, gemm, rows
@@ -42,9 +42,6 @@ from weft.tiles import attention, gemm, rows
 # Of an SM, and of a thread.
 REGISTERS_OF_SM, MOST_REGISTERS = 1 << 16, 255
 HIP_STAGES = 2
-# Where operands begin of whom a kernel with vectors of 16 bytes was compiled.
-ALIGN = 16
-_ADDRESS_OF = methodcaller("data_ptr")
 # Elements of the largest tile of a product that four warps sum up.
 OF_FEW_WARPS = 16 * 128
 
@@ -187,7 +184,7 @@ class Runner:
         bound = {**tensors, **{name: torch.empty_like(one) for name, one in self._likes.items()}}
         local = self.world.scratch(f"persistent {self.program.name}", self._local_bytes)
         if is_recording or not self._run_listed(bound, slot, local):
-            self._launch(self._bind(bound, slot, local), slot)
+            self._start(self._bind(bound, slot, local), slot).run()
         return tuple(bound[name] for name in self.graph.results)
 
     def _run_listed(
@@ -195,7 +192,7 @@ class Runner:
     ) -> bool:
         """Launch what is kept, with these addresses in it: the tenth of the host's time that a look
         at hundreds of arguments takes. False where nothing can be kept, or is kept yet."""
-        given = [*map(_ADDRESS_OF, bound.values())]
+        given = [*map(address_of, bound.values())]
         if not self._can_list or reduce(or_, given) % ALIGN:
             return False
         there, sizes = places_of(self.world, slot)
@@ -234,9 +231,6 @@ class Runner:
         given = (values, self._sizes, *self._tiles, board, slot.arg, self.world.arg)
         options = {**self._compiled_with, "launch_cooperative_grid": True}
         return Start(self._generated.kernel, (self.graph.num_workers, 1, 1), given, options)
-
-    def _launch(self, bound: Mapping[str, torch.Tensor], slot: Any) -> None:
-        self._start(bound, slot).run()
 
 
 def _graph(program: Program, sizes: Mapping[str, int], world: Any, options: Persistent) -> Any:

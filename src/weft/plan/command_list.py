@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Sequence
+from operator import methodcaller
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -22,6 +23,10 @@ import torch
 from weft.language import triton_api
 from weft.plan.launches import Start
 from weft.runtime.commands import Commands
+
+# Kernels of lists were compiled for operands that begin at so many bytes.
+ALIGN = 16
+address_of = methodcaller("data_ptr")
 
 # The place of what stays where it is, and of local memory.
 FIXED, LOCAL = 0, 1

@@ -18,9 +18,8 @@ import torch
 from weft.ir import device
 from weft.ir.device import Call
 from weft.plan.calls import Doing, Here, doing
-from weft.plan.command_list import CommandList, extent_bytes
+from weft.plan.command_list import ALIGN, CommandList, extent_bytes
 
-ALIGN = 16
 Bound = dict[str, Any]
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property, partial, reduce
-from operator import methodcaller, or_
+from operator import or_
 from typing import Any, NoReturn
 
 import torch
@@ -26,7 +26,7 @@ from weft.ir.tensor import TABLE
 from weft.language import triton_api
 from weft.plan.call_cache import by_layout
 from weft.plan.calls import Here, doing, is_of_calls, run_calls
-from weft.plan.command_list import CommandList, extent_bytes, places_of
+from weft.plan.command_list import CommandList, address_of, extent_bytes, places_of
 from weft.plan.launches import KernelLaunch, Start
 from weft.plan.memory import Memory
 from weft.plan.mixed_list import MixedList
@@ -41,7 +41,6 @@ from weft.plan.table_launches import GroupedProduct
 from weft.plan.transfers import Transfers
 from weft.tiles.hooks.table import Tables
 
-_ADDRESS_OF = methodcaller("data_ptr")
 # Slots and local memory of which the parts are kept.
 MOST_WITHIN = 8
 # Is torch asked for deterministic algorithms? Without a function of torch's around it.
@@ -211,7 +210,7 @@ class PlanRunner:
             return alongside.queue(alongside._laid_out(tensors), results)
         if self._is_empty:
             return tuple(one.zero_() for one in results)
-        places = [*map(_ADDRESS_OF, self._read(tensors, results))]
+        places = [*map(address_of, self._read(tensors, results))]
         if self._needs_aligned and reduce(or_, places) % 16:
             return self._queue_copies(tensors, results)
         try:
