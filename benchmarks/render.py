@@ -21,7 +21,7 @@ from weft.tune import variants
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
 PICTURES = ROOT / "docs" / "pictures"
-PAGES = ("README.md", "docs/results.md")
+PAGES = ("README.md", "docs/results.md", "docs/scaling.md")
 MARKERS = re.compile(r"(<!-- (\w+) -->\n).*?(<!-- end -->)", re.S)
 
 # The parts of the unfused way and weft's product alone, with their titles.
@@ -447,6 +447,92 @@ def layers_table(gpus: str) -> str:
     return "\n".join([*table(header, lines), "", f"{gpus_of(document)}.", ""])
 
 
+def predictions() -> dict[str, Any]:
+    return json.loads((RESULTS / "predictions.json").read_text())
+
+
+def off(row: dict[str, Any]) -> float:
+    return row["predicted_us"] / row["read_us"] - 1
+
+
+def shares_off(rows: Sequence[dict[str, Any]]) -> str:
+    """How far predictions of these are off."""
+    sizes = [abs(off(row)) for row in rows]
+    within = sum(size <= 0.1 for size in sizes)
+    worst = max(map(off, rows), key=abs)
+    return (
+        f"{within} of {len(rows)} within 10 %, {statistics.mean(sizes):.1%} off on average, "
+        f"{worst:+.0%} at worst"
+    )
+
+
+def predicted_layers_table() -> str:
+    rows = predictions()["layers"]
+    lines = [
+        [row["gpus"], row["model"], str(row["m"]), f"{row['read_us']:.0f}",
+         f"{row['predicted_us']:.0f}", f"{off(row):+.0%}"]
+        for row in rows
+    ]  # fmt: skip
+    header = ["GPUs", "model", "m", "read, us", "predicted, us", "off"]
+    return "\n".join([*table(header, lines), "", f"{shares_off(rows)}.", ""])
+
+
+def predicted_products_table() -> str:
+    lines = []
+    for op in ("ag_gemm", "gemm_rs"):
+        rows = [row for row in predictions()["products"] if row["op"] == op]
+        sizes = sorted({row["m"] for row in rows})
+        lines.append([op, f"{sizes[0]} to {sizes[-1]}", shares_off(rows)])
+    return "\n".join([*table(["operator", "m", "how far off"], lines), ""])
+
+
+def published_table() -> str:
+    lines = [
+        [row["op"], f"{row['mean']:.2f} ({min(row['ratios'].values()):.2f} to "
+         f"{max(row['ratios'].values()):.2f})", f"{row['published']:.2f} ({row['least']:.2f} to "
+         f"{row['most']:.2f})", f"{row['flux']:.2f}"]
+        for row in predictions()["published"]
+    ]  # fmt: skip
+    header = ["operator", "predicted of weft", "published of Triton-distributed", "of FLUX there"]
+    return "\n".join([*table(header, lines), ""])
+
+
+def scaling_table() -> str:
+    """us by the number of ranks, and the efficiency, in strong scaling."""
+    rows = [row for row in predictions()["curves"] if not row["grow"] and not row["what"]]
+    counts = sorted({row["ranks"] for row in rows})[::3]
+    by = {(row["hw"], row["ranks"]): row for row in rows}
+    lines = [
+        [hw, *(f"{by[hw, n]['us']:,.0f} ({by[hw, n]['efficiency']:.0%})" for n in counts)]
+        for hw in dict.fromkeys(row["hw"] for row in rows)
+    ]
+    return "\n".join([*table(["machine", *(f"{n} ranks" for n in counts)], lines), ""])
+
+
+def plot_scaling(path: Path) -> None:
+    """Efficiency over ranks by machine, and what switches and slow ranks cost."""
+    import matplotlib.pyplot as plt
+
+    rows, series = predictions()["curves"], {}
+    for row in rows:
+        series.setdefault((row["grow"], row["hw"], row["what"]), []).append(row)
+    figure, axes = plt.subplots(1, 2, figsize=(9, 3.4), sharey=True, layout="constrained")
+    for (grow, hw, what), found in series.items():
+        axis, style = axes[int(bool(grow))], "x--" if what else "o-"
+        label = f"{hw}, {what}" if what else hw
+        ranks = [row["ranks"] for row in found]
+        us = [100 * row["efficiency"] for row in found]
+        if what:  # against the first row of an even cluster
+            first = series[grow, hw, ""][0]["us"] / found[0]["us"]
+            us = [first * one for one in us]
+        axis.semilogx(ranks, us, style, base=2, markersize=3, label=label)
+    axes[0].set(xlabel="ranks", ylabel="efficiency, %", ylim=(0, 110), title="m 65536")
+    axes[1].set(xlabel="ranks", title="m 1024 a rank")
+    axes[0].legend(fontsize=6)
+    figure.savefig(path, dpi=110)
+    plt.close(figure)
+
+
 def gpus_of(document: dict[str, Any]) -> str:
     names = document["gpus"]
     return f"{len(names)} x {names[0]}, commit {document['commit']}"
@@ -499,6 +585,10 @@ TABLES: dict[str, Callable[[], str]] = {
     "experts_layer": lambda: experts_layer_table("h100x2"),
     "changing_sizes": changing_sizes_table,
     "layers": lambda: layers_table("h100x2"),
+    "predicted_layers": predicted_layers_table,
+    "predicted_products": predicted_products_table,
+    "published": published_table,
+    "scaling": scaling_table,
 }
 
 
@@ -616,6 +706,7 @@ def main() -> None:
     if "--no-plots" not in sys.argv:
         plot_ag_gemm(PICTURES / "ag_gemm_h200x4.png")
         plot_never_slower(PICTURES / "never_slower.png")
+        plot_scaling(PICTURES / "scaling.png")
         if any(load(op) for op in COLLECTIVES):
             plot_collectives(PICTURES / "collectives_h200x4.png")
 

@@ -39,6 +39,15 @@ def test_a_faster_machine_is_faster(capsys):
     assert us[0] > 1.5 * us[1]
 
 
+def test_switches_and_slow_ranks_cost_time(capsys):
+    words = ("--ranks", "16", "--per-node", "4", "--shape", "m=4096")
+    even, up, slow = (
+        rows(capsys, *words, *more)[0]["us"]
+        for more in ((), ("--leaf", "2", "--oversubscription", "4"), ("--slow", "1.5"))
+    )
+    assert up > 1.5 * even and 1.1 * even < slow < 1.5 * even
+
+
 @pytest.mark.parametrize(
     "words, said",
     [
@@ -47,6 +56,7 @@ def test_a_faster_machine_is_faster(capsys):
         (["--ranks", "a"], "numbers with commas between them"),
         (["--grow", "m"], "say how large it is on the first number of ranks, --shape m=.."),
         (["--hw", "tpu"], "no machine is called 'tpu'; there are h100x8"),
+        (["--slow", "0.9"], "slow=0.9 must be a number from 1 on"),
         (["--shape", "q=3"], "no size is called 'q'"),
     ],
 )

@@ -5,8 +5,8 @@ attain of the measured machine's rates. Good for comparing plans and numbers of 
 hand is measured by `weft machine`.
 
 Sources  NVIDIA's data sheets of H100 SXM5, H200 SXM and HGX B200, AMD's of the Instinct MI300X
-         platform: dense bf16, memory, links of one GPU in one direction. To other nodes each has a
-         port of 400 Gb/s, as in the reference designs of all four.
+         platform: dense bf16, memory, links of one GPU in one direction; an H800 is an H100 with
+         200 GB/s there. To other nodes each has a port of 400 Gb/s, as in the reference designs.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ MEASURED = Figures(132, 989.0, 4800.0, 450.0)
 PUBLIC = {
     "h100x8": Figures(132, 989.0, 3350.0, 450.0),
     "h200x8": MEASURED,
+    "h800x8": Figures(132, 989.0, 3350.0, 200.0),
     "b200x8": Figures(148, 2250.0, 8000.0, 900.0),
     "mi300x8": Figures(304, 1307.0, 5300.0, 448.0),
 }

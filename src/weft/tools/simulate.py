@@ -18,6 +18,8 @@ from weft.tools.words import shape_text
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from weft.base.fabric import Fabric
+
 COUNTS = "8,16,32,64,128,256,512,1024,2048,4096"
 HEAD = ("ranks", "nodes", "shape", "by", "a call", "computes", "data moves", "hidden",
         "efficiency")  # fmt: skip
@@ -76,14 +78,26 @@ def simulate(
         str, options.option("TARGET", "what the plan is for, e.g. hip:gfx942", "--target")
     ] = "cuda:90",
     hw: options.Machine = "h200x8",
+    leaf: Annotated[
+        int, options.option("N", "nodes on one switch of their rail; 0: all on one", min=0)
+    ] = 0,
+    oversubscription: Annotated[
+        float, options.option("X", "so much slower is what passes the second level of switches")
+    ] = 1.0,
+    slow: Annotated[
+        float, options.option("X", "products of each node's first GPU take X times as long")
+    ] = 1.0,
     output: Annotated[
         str, options.option("FILE.png", "also draw it (needs matplotlib)", "-o", "--output")
     ] = "",
     json: options.AsJson = False,
 ) -> int:
     """Predict a program's time on up to thousands of ranks, node by node, without running it."""
+    from weft.base.fabric import Fabric
+
     pictures.check_path(output, "-o")
-    found = rows(subject, _counts(ranks), per_node, shape, grow, target, hw)
+    fabric = Fabric(leaf, oversubscription, slow=slow)
+    found = rows(subject, _counts(ranks), per_node, shape, grow, target, hw, fabric)
     kind = KINDS[bool(grow)].format(size=grow)
     if json:
         console.print_json({"program": subject, "hw": hw, "rows": [asdict(one) for one in found]})
@@ -97,8 +111,9 @@ def simulate(
 
 
 def rows(
-    subject: str, counts: Sequence[int], per_node: int, shape: str, grow: str, target: str, hw: str
-) -> list[Row]:
+    subject: str, counts: Sequence[int], per_node: int, shape: str, grow: str, target: str,
+    hw: str, fabric: Fabric,
+) -> list[Row]:  # fmt: skip
     """One for each number of ranks.
 
     Raises  UsageError: a number that nodes of `per_node` ranks do not divide, a size that is none
@@ -120,7 +135,9 @@ def rows(
         # Engines and tiles are chosen for this machine, too.
         facts = replace(at.facts, target=replace(at.facts.target, machine=machine))
         plan = replace(at, facts=facts).plan
-        played = predict(plan, facts.sizes, count, machine, facts.nodes, alike=True)
+        played = predict(
+            plan, facts.sizes, count, machine, facts.nodes, alike=True, fabric=fabric
+        )  # fmt: skip
         slowest = max(chart.chart_of(played.spans).totals, key=lambda one: one.end_us)
         computed = [
             (one.start_us, one.end_us) for one in played.spans

@@ -3,8 +3,8 @@
 A plan's steps know of other ranks by how far on they are: rank r pushes to r - 1, r - 2, .. and
 waits for r + 1, r + 2, .. So where all ranks have parts of one size, what r does at a time every
 other one does then, of ranks as far from it: of one node all are alike, of equal nodes those with
-one place in theirs. What comes from a rank of a class came, at the same time, from the class's
-first one to whoever is as far from that.
+one place in theirs, and of nodes on switches those with one place there. What comes from a rank of
+a class came, at the same time, from the class's first one to whoever is as far from that.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Hashable
 from typing import Any
 
+from weft.base.fabric import Fabric
 from weft.compiler.cost.plan_at import PlanAt
 from weft.ir.device import Call
 
@@ -21,7 +22,7 @@ STEP, CALL = "step", "call"
 UNLIKE = ("attention", "ag_attention")
 
 
-def classes(at: PlanAt) -> int:
+def classes(at: PlanAt, fabric: Fabric) -> int:
     """Ranks 0 .. n - 1 stand for all: each for those n, 2 n, .. further on."""
     ranks = at.num_ranks
     causal = any(one.function in UNLIKE and one.causal for one in at.plan.of(Call))
@@ -32,7 +33,11 @@ def classes(at: PlanAt) -> int:
     size = sizes.pop()
     if sizes:
         return ranks
-    return 1 if size == ranks else size
+    nodes = ranks // size
+    if nodes == 1:
+        return 1 if fabric.slow == 1 else ranks
+    leaf = fabric.leaf if 0 < fabric.leaf < nodes else 1
+    return ranks if nodes % leaf else size * leaf
 
 
 class Arrivals(dict[Hashable, Any]):

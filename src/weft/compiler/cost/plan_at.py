@@ -82,19 +82,20 @@ class PlanAt:
 
     def partners(self, rank: int) -> list[int]:
         """Who passes its rows on, on each other node: as tiles/nodes.py says it."""
-        return [there[self._seat(rank) % len(there)] for there in self._others(rank)]
+        return [there[self.seat(rank) % len(there)] for there in self._others(rank)]
 
     def partner_here(self, rank: int, shard: int) -> int:
         """Who adds up on a rank's node what a rank of another one gets; or that rank, if near."""
         there = self._ranks_of[self.node_of[rank]]
-        return shard if shard in there else there[self._seat(shard) % len(there)]
+        return shard if shard in there else there[self.seat(shard) % len(there)]
 
     def relayed_by(self, rank: int) -> list[int]:
         """The ranks of other nodes whose rows it passes on."""
-        seat, size = self._seat(rank), len(self._ranks_of[self.node_of[rank]])
+        seat, size = self.seat(rank), len(self._ranks_of[self.node_of[rank]])
         return [source for there in self._others(rank) for source in there[seat::size]]
 
-    def _seat(self, rank: int) -> int:
+    def seat(self, rank: int) -> int:
+        """Its number in its node."""
         return rank - self._ranks_of[self.node_of[rank]][0]
 
     def _others(self, rank: int) -> list[list[int]]:

@@ -7,12 +7,14 @@ rows, and end when the rounds of tiles end by which the kernel was chosen (`prod
 from __future__ import annotations
 
 from collections.abc import Generator, Hashable, Mapping, Sequence
+from dataclasses import replace
 from itertools import product as pairs
 from math import ceil, prod
 from typing import Any, NamedTuple
 
 from weft.base.counts import counted
 from weft.base.errors import UsageError
+from weft.base.fabric import Fabric
 from weft.base.hardware import Hardware
 from weft.base.parts import full_part
 from weft.base.schedule import LINKS, PROGRAMS, Schedule, Signal, Span
@@ -55,23 +57,25 @@ COLLECTIVES = (
     "ep_combine",
 )  # fmt: skip
 ATTENTION = ("attention", "ag_attention")
+EVEN = Fabric()
 # It yields the keys that must be there before it goes on; its value is the time at its end.
 Steps = Generator[Sequence[Hashable], None, float]
 
 
 def predict(
     plan: Plan, sizes: Mapping[str, int], num_ranks: int, machine: Hardware,
-    nodes: Sequence[int] = (), *, alike: bool = False,
+    nodes: Sequence[int] = (), *, alike: bool = False, fabric: Fabric = EVEN,
 ) -> Schedule:  # fmt: skip
-    """What `plan` does when. `sizes` are those that a call knows, `nodes` the domains' ranks. Of
-    ranks that do alike one is played, if `alike` says so: the schedule has no others.
+    """What `plan` does when. `sizes` are those that a call knows, `nodes` the domains' ranks,
+    which `fabric` joins. Of ranks that do alike one is played, if `alike` says so: the schedule has
+    no others.
 
     Raises  UsageError: a size that is not given, a step whose cost is not known
     """
-    times = _Times(plan, sizes, num_ranks, machine, nodes)
+    times = _Times(plan, sizes, num_ranks, machine, nodes, fabric)
     streams, count = dict.fromkeys(step.stream for step in plan.steps), num_ranks
     if alike:
-        count = classes(times)
+        count = classes(times, fabric)
         times.arrived = Arrivals(count, num_ranks)
     times.run([times.stream(rank, one) for rank in range(count) for one in streams])
     return Schedule(times.spans, times.signals)
@@ -91,10 +95,15 @@ class _Times(PlanAt):
 
     def __init__(
         self, plan: Plan, sizes: Mapping[str, int], num_ranks: int, machine: Hardware,
-        nodes: Sequence[int],
+        nodes: Sequence[int], fabric: Fabric,
     ) -> None:  # fmt: skip
         super().__init__(plan, sizes, num_ranks, nodes)
-        self.machine = machine
+        self.machine, self.fabric = machine, fabric
+        # What the products of each node's first rank are reckoned with.
+        self._slow = replace(
+            machine, program_tflops=machine.program_tflops / fabric.slow,
+            library_tflops=machine.library_tflops / fabric.slow,
+        )  # fmt: skip
         self.spans: list[Span] = []
         self.signals: list[Signal] = []
         self.arrived: dict[Hashable, _Arrival] = {}
@@ -145,6 +154,7 @@ class _Times(PlanAt):
         """Signal `key`: (channel, the rank that waits, ...)."""
         is_far = self.node_of[rank] != self.node_of[key[1]]
         way = self.machine.far_us if is_far else self.machine.signal_us
+        way += self.fabric.hop_us * self.is_up(rank, key[1])
         self.arrived[key] = _Arrival(sent + way, rank, lane, sent)
 
     def push(self, rank: int, peer: int, nbytes: float, at: float) -> float:
@@ -152,9 +162,22 @@ class _Times(PlanAt):
         is_far = self.node_of[rank] != self.node_of[peer]
         start = max(at, self.link_free[rank][is_far])
         gbps = self.machine.far_gbps if is_far else self.machine.push_gbps
+        if self.is_up(rank, peer):
+            gbps /= self.fabric.oversubscription
         end = self.link_free[rank][is_far] = start + us(nbytes, gbps)
         name = f"{nbytes:.0f} bytes to rank {peer}"
         return self.span(rank, LINKS, name, start, end, "transfer", rank)
+
+    def is_up(self, rank: int, peer: int) -> bool:
+        """Does what goes from one to the other pass the second level of switches?"""
+        nodes = self.node_of[rank], self.node_of[peer]
+        if nodes[0] == nodes[1]:
+            return False
+        return self.fabric.is_up(nodes, (self.seat(rank), self.seat(peer)))
+
+    def multiplies(self, rank: int) -> Hardware:
+        """What the products of a rank are reckoned with."""
+        return self.machine if self.fabric.slow == 1 or self.seat(rank) else self._slow
 
     def send(
         self, rank: int, peer: int, nbytes: float, begun: float, made: float, name: str
@@ -235,7 +258,8 @@ class _Times(PlanAt):
         elif step.function in GATHERED:
             m, n = self.extents(out, rank)
             k = self.extents(step.reads[0], rank)[-1 if step.function == "matmul" else 0]
-            took = libraries.product_us(Product(m, n, k, 1, (1, 1, 1), self.itemsize(out)), machine)
+            product = Product(m, n, k, 1, (1, 1, 1), self.itemsize(out))
+            took = libraries.product_us(product, self.multiplies(rank))
         elif step.function in ATTENTION:
             took = self.attention_us(rank, step)
         else:
@@ -251,7 +275,7 @@ class _Times(PlanAt):
         is_split = isinstance(self.buffers[step.reads[0]].sizes[0], Part)
         first = sum(parts[:rank]) if is_split else 0
         keys = first + own / 2 if step.causal else sum(parts) if is_split else own
-        took = libraries.attention_us(own, keys, columns, self.machine)
+        took = libraries.attention_us(own, keys, columns, self.multiplies(rank))
         if step.function == "ag_attention" and self.num_ranks > 1:
             nbytes = sum(self.num_bytes(name, 0) for name in step.reads[1:])
             took = max(took, self.collective_us("all_gather", nbytes) + self.machine.library_us)
@@ -358,7 +382,7 @@ class _Times(PlanAt):
         experts, k, n = self.extents(weights, rank)
         slots = m * top_k * experts // max(1, all_experts)
         sizes = (slots, n, k, experts, self.itemsize(weights))
-        each = grouped_us(*sizes, self.machine) / self.num_ranks
+        each = grouped_us(*sizes, self.multiplies(rank)) / self.num_ranks
         if is_fed:
             (channel,) = step.announces
             for peer in reversed(self.peers(rank)):
@@ -398,9 +422,9 @@ class _Times(PlanAt):
         product = self.product(rank, step)
         programs = self.programs_of(step, product)
         if step.split_k <= 1:
-            return multiply_us(product, self.machine, programs)
+            return multiply_us(product, self.multiplies(rank), programs)
         units = prod(product.tiles) * step.split_k
-        return ceil(units / programs) * tile_us(product, self.machine) / step.split_k
+        return ceil(units / programs) * tile_us(product, self.multiplies(rank)) / step.split_k
 
     def multiply(self, rank: int, start: float, step: Launch) -> Steps:
         """All tiles at once; where they are summed over ranks, each rank is sent all of them."""
@@ -420,7 +444,8 @@ class _Times(PlanAt):
         product = self.product(rank, step)
         if not product.m:
             return start
-        programs, each_us = self.programs_of(step, product), tile_us(product, self.machine)
+        machine = self.multiplies(rank)
+        programs, each_us = self.programs_of(step, product), tile_us(product, machine)
         # Communication CTAs have no tiles before they have stored own rows on the other ranks.
         late, fed = 0, start
         if brings_rows(step):
@@ -439,8 +464,8 @@ class _Times(PlanAt):
             tiles = (end_row - first) * product.tiles[1]
             took = tiles * each_us / programs
             if i + 1 == len(parts):
-                end = multiply_us(product, self.machine, programs, arrivals, late, fed)
-                took = max(took, end + reread_us(product, self.machine) - now)
+                end = multiply_us(product, machine, programs, arrivals, late, fed)
+                took = max(took, end + reread_us(product, machine) - now)
             now = self.work(rank, f"{counted(tiles, 'tile')} of rank {source}'s rows", now, took,
                             source)  # fmt: skip
         return now
@@ -449,7 +474,7 @@ class _Times(PlanAt):
         """A sum over rows: those of one chunk after the other, own ones first."""
         (m, n), rows = self.extents_of(rank, step), self.size(channel.rows, rank)
         there = max(1, self.machine.num_sms - step.spare)
-        each_us = row_us(m, n, step.tile, there, self.machine)
+        each_us = row_us(m, n, step.tile, there, self.multiplies(rank))
         now = self.feed(rank, start, step) if brings_rows(step) else start
         parts = self.arriving(rank, step, channel)
         for (source, chunk, first), (*_, end) in zip(parts, [*parts[1:], (rank, 0, rows)]):
