@@ -19,8 +19,8 @@ from weft.tools.check import Work, rel_err
 
 RANKS, HEAP_BYTES, KEPT = 2, 64 << 20, 24
 # What the sizes of a call are drawn from. The first calls have the largest, and one of each class
-# of sizes, for which operators may choose another way.
-LARGEST, CLASSES = 40, (40, 1, 2, 3, 4, 8, 16, 32)
+# of sizes (compiler/facts.py), for which operators may choose another way.
+LARGEST, CLASSES = 40, (40, 1, 2, 3, 4, 8, 16, 24, 32)
 # The emulator remembers each access: who made it, from which line, what that one knew, and what it
 # has published at which word.
 PAST = ("weft.emulator.clocks.", "weft.emulator.shadow.", "weft.emulator.ledger.",
