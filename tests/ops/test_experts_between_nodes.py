@@ -182,7 +182,7 @@ def test_what_is_taken_is_what_carries_less():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("target", ["cuda:90", "hip:gfx942"])
+@pytest.mark.parametrize("target", ["cuda:90", "cuda:100", "hip:gfx942"])
 @pytest.mark.parametrize("op", [DISPATCH, COMBINE], ids=["ep_dispatch", "ep_combine"])
 def test_relaying_kernels_compile_and_keep_their_waits(op, target):
     problem = op.problem(4096, 7168, 8, "bfloat16", (4, 4), experts=256, top_k=8)
