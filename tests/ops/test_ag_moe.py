@@ -86,7 +86,9 @@ def test_large_matrices_are_read_once():
 
 
 @pytest.mark.parametrize(
-    ("transport", "nodes"), [("sm_push", (3,)), ("sm_push", (2, 1)), ("ce_push", (3,))], ids=str
+    ("transport", "nodes"),
+    [("sm_push", (3,)), ("sm_push", (2, 1)), ("ce_push", (3,)), ("relay", (2, 1))],
+    ids=str,
 )
 def test_called_in_turns_recorded_and_replayed_on_one_slot(ranks, transport, nodes, monkeypatch):
     monkeypatch.setenv("WEFT_SLOTS", "1")
@@ -164,4 +166,13 @@ def test_choices_are_checked(target, tile_m):
 )
 def test_compiles_and_keeps_its_waits(target):
     problem = Problem(4096, 384, 4, k=2048, experts=128, top_k=8, b_is_nk=True)
+    check_kernel(op, problem, target)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("target", ["cuda:90", *ELSEWHERE])
+def test_kernels_that_relay_compile_and_keep_their_waits(target):
+    sizes = {"k": 2048, "experts": 128, "top_k": 8, "b_is_nk": True}
+    problem = Problem(4096, 384, 4, nodes=(2, 2), **sizes)
+    assert next(candidates(problem, TARGETS[target])).transport == "relay"
     check_kernel(op, problem, target)

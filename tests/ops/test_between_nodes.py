@@ -53,6 +53,30 @@ def test_gathered_rows_cross_once(nodes, m):
     assert crossing(nodes, main) == {(i, j): rows[i] * K * 4 for i, j in pairs(nodes)}
 
 
+@pytest.mark.parametrize("split_experts", [False, True], ids=["columns", "experts"])
+@pytest.mark.parametrize(
+    "nodes", [*NODES[:1], *(pytest.param(one, marks=pytest.mark.slow) for one in NODES[1:])],
+    ids=text_of,
+)  # fmt: skip
+def test_gathered_tokens_cross_once(nodes, split_experts):
+    """Whatever their experts; also where no tile has any of a rank's tokens."""
+    op, num_ranks = cards()["ag_moe"], sum(nodes)
+    problem = op.problem(
+        m=29, n=N, k=K, num_ranks=num_ranks, dtype="float32", nodes=nodes, experts=2 * num_ranks,
+        top_k=2, tile_m=16, split_experts=split_experts,
+    )  # fmt: skip
+    config = next(iter(op.candidates(problem, EMU)))
+
+    def main():
+        world = weft.init()
+        check(op, op.run(world, problem, op.make_inputs(problem, world.rank), config), problem,
+              world.rank)  # fmt: skip
+
+    rows = rows_of(nodes, problem.m)
+    assert config.transport == "relay"
+    assert crossing(nodes, main) == {(i, j): rows[i] * K * 4 for i, j in pairs(nodes)}
+
+
 @pytest.mark.parametrize("m", [160, 141])
 @pytest.mark.parametrize("nodes", NODES, ids=text_of)
 @pytest.mark.parametrize("name", ["gemm_rs", "gemm_ar"])
@@ -71,6 +95,25 @@ def test_sums_cross_once(name, nodes, m):
     assert crossing(nodes, main) == {
         (i, j): (rows[j] + is_back * rows[i]) * WIDE * 4 for i, j in pairs(nodes)
     }
+
+
+@pytest.mark.parametrize("name", ["moe_rs", pytest.param("moe_ar", marks=pytest.mark.slow)])
+def test_sums_over_experts_cross_once_by_collectives_alone(name):
+    """Fused, each rank's share goes to every far rank; unfused, a node's sum does, by relay."""
+    op, nodes, m, counted = cards()[name], (2, 2), 144, []
+    sizes = {"k": K, "experts": 4, "top_k": 2, "tile_m": 16}
+    problem = op.problem(m=m, n=WIDE, num_ranks=4, dtype="float32", nodes=nodes, **sizes)
+    for config in (next(iter(op.candidates(problem, EMU))), *op.unfused):
+
+        def main():
+            world = weft.init()
+            out = op.run(world, problem, op.make_inputs(problem, world.rank), config)
+            check(op, out, problem, world.rank)
+
+        counted.append(crossing(nodes, main))
+    rows_bytes, ways = m // 2 * WIDE * 4, 1 + (name == "moe_ar")
+    assert counted[0] == dict.fromkeys(pairs(nodes), 2 * ways * rows_bytes)
+    assert counted[1] == dict.fromkeys(pairs(nodes), ways * rows_bytes)
 
 
 def gemm_rs(a, b):

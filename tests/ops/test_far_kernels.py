@@ -42,6 +42,8 @@ def in_a_far_world(record):
         pytest.param("flash_decode", "sm_push", marks=pytest.mark.slow),
         pytest.param("ep_dispatch", "sm_push", marks=pytest.mark.slow),
         pytest.param("ep_combine", "sm_push", marks=pytest.mark.slow),
+        pytest.param("ep_dispatch", "relay", marks=pytest.mark.slow),
+        pytest.param("ep_combine", "relay", marks=pytest.mark.slow),
     ],
 )  # fmt: skip
 def test_what_crosses_goes_through_the_library(nvshmem_stand_in, name, transport):
@@ -57,10 +59,14 @@ def test_what_crosses_goes_through_the_library(nvshmem_stand_in, name, transport
         assert "// nvshmemx_putmem_block" in text and "// nvshmem_quiet" in text
 
 
-def test_a_product_puts_nothing_that_a_relay_brings(nvshmem_stand_in):
+@pytest.mark.parametrize("name", ["ag_gemm", pytest.param("ag_moe", marks=pytest.mark.slow)])
+def test_a_product_puts_nothing_that_a_relay_brings(nvshmem_stand_in, name):
     """So it runs in the template for Hopper, whose kernels in Gluon only signal far ranks."""
-    op = card("ag_gemm")
-    problem = op.make_problem(4, {"m": 4096, "n": 1024, "k": 1024}, "bfloat16", (2, 2))
+    op = card(name)
+    shape = {key: value for key, value in SHAPE.items() if key in op.default_shape}
+    problem = op.make_problem(4, shape, "bfloat16", (2, 2))
+    if name == "ag_moe":
+        problem = replace(problem, tile_m=128)
     config = next(op.candidates(problem, CUDA))
     assert (config.transport, config.template) == ("relay", "sm90")
     puts = {}
@@ -68,7 +74,7 @@ def test_a_product_puts_nothing_that_a_relay_brings(nvshmem_stand_in):
         text = triton_api.compile_kernel(fn, in_a_far_world(record), CUDA).asm["ptx"]
         assert "// nvshmem_quiet" in text and "// nvshmemx_signal_op" in text
         puts[fn.__name__] = "// nvshmemx_putmem_block" in text
-    assert puts == {"relay_chunks": True, "ag_gemm_multiply_sm90": False}
+    assert puts == {"relay_chunks": True, f"{name}_multiply_sm90": False}
 
 
 @pytest.mark.slow

@@ -133,6 +133,15 @@ def test_a_collective_says_which_transport_and_why(op, capsys):
     assert main(["explain", op]) == 0 and "written by hand" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("op", ["ep_dispatch", "ep_combine"])
+def test_rows_between_nodes_are_relayed_where_that_is_predicted_to_end_first(op, capsys):
+    shape = "m=32768,n=7168,experts=256,top_k=8"
+    found = explained(capsys, op, "--nodes", "4+4", "--shape", shape)
+    assert found["config"]["transport"] == "relay" and found["choice"]["from"] == "predicted"
+    assert "if all experts are chosen alike often: relay" in found["reason"]
+    assert "reason" not in explained(capsys, op)
+
+
 @pytest.mark.parametrize("op", ["ag_gemm", "gemm_rs", "gemm_ar", "ag_moe", "ag_rms_gemm"])
 def test_sizes_left_out_are_those_of_a_model_whose_plan_is_fused(op, capsys):
     found = explained(capsys, op)

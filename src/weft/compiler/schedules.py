@@ -353,8 +353,8 @@ def _planned(
         # Signals say which tokens are there, not which tiles: another variant may have others.
         tile = (tile[0], multiply_sm90.wide_columns(tile[1]), tile[2])
         if collective.kind == "all_gather":
-            is_fed = config.transport == SM_PUSH
-            engine, chunks = ("feed", config.pushers) if is_fed else (CE_PUSH, 1)
+            ways = {SM_PUSH: ("feed", config.pushers), RELAY: (RELAY, config.chunks)}
+            engine, chunks = ways.get(config.transport, (CE_PUSH, 1))
     stages = _overlapped(program, tile, engine, chunks, m, num_ranks, target, nodes)
     kernel = stages.program.task(product.name).kernel
     return replace(stages, schedules={kernel: config})

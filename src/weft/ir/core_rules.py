@@ -327,16 +327,18 @@ def _mapping(kernel: Kernel) -> str:
 
 
 # Flags of a wait that leave none out which an engine or a relay writes: those of a tile leave out
-# chunks that have no rows. Ranks without rows have no engine write a flag of `sources`.
-_COMPLETE = ("all", "others", "chunk", "sources")
+# chunks that have no rows. Ranks without rows have no engine write a flag of `sources`; a relay
+# sets those of all.
+_COMPLETE = ("all", "others", "chunk")
 
 
 def _engines(kernel: Kernel) -> Iterator[tuple[str, Place]]:
     for signals in kernel.of(Param):
         if signals.sort != "signals" or signals.by not in BESIDE:
             continue
+        complete = _COMPLETE if signals.by == RELAY else (*_COMPLETE, "sources")
         if not any(
-            one.signals == signals.name and one.flags in _COMPLETE
+            one.signals == signals.name and one.flags in complete
             and all(_is_before(kernel, one, end) for end in kernel.of((Finish, Advance)))
             for one in kernel.of(Wait)
         ):  # fmt: skip

@@ -8,6 +8,8 @@ from weft.base.target import Target
 
 # Communication CTAs for which nobody says how many.
 PUSHERS = 20
+# Those that store tokens for products by tables.
+FEEDERS = 8
 # Those of a kernel beside the product that relays rows between nodes, each on an SM of its own:
 # so many fill a port to other nodes (docs/nvshmem.md: 64 programs put 136 GB/s, a port has 50).
 RELAYS, EMULATED_RELAYS = 16, 2

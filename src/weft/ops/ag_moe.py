@@ -13,7 +13,10 @@ Plan    the compiler's, of `program` below (`weft explain ag_moe`): tiles of own
         one first, then rank + 1's, + 2's, ..; then they multiply too
         ce_push (many tokens, on GPUs of one node): a kernel waits until every rank's slot is free
         and copies own tokens to the own one; copy engines move them on beneath the product
-Signals the plan's: a word for each source and pusher, or for each source whose rows engines carry
+        relay (several nodes): a kernel beside the product brings own tokens to near ranks and to
+        one partner on each other node, which passes them on, chunk by chunk
+Signals the plan's: a word for each source and pusher, for each source whose rows engines carry, or
+        for each source and chunk
 Limits  x is contiguous, b is [experts, k, n] or a transposed [experts, n, k]; the template for
         Hopper takes tables of tile_m=128 and k in multiples of 64
 Source  docs/decisions/009-hooks.md; Triton-distributed's AG-MoE for the idea
@@ -33,7 +36,8 @@ from weft.base import fields
 from weft.base.card import UNFUSED, Op, Trial, trials
 from weft.base.target import Target
 from weft.compiler import Shard, Tensor, frontend, schedules
-from weft.compiler.schedules import CE_PUSH, SM_PUSH
+from weft.compiler.cost.choose import relayed_chunks
+from weft.compiler.schedules import CE_PUSH, RELAY, SM_PUSH
 from weft.ops import _baselines
 from weft.ops.moe_route import Routing
 from weft.plan import grouped, operations
@@ -59,14 +63,20 @@ class Problem(grouped.Problem):
     experts."""
 
     op, rows_are = "ag_moe", "own tokens, as torch.chunk splits all"
-    transports, templates = (SM_PUSH, CE_PUSH, UNFUSED), ("plain", "sm90")
-    program, gives_slots = staticmethod(program), True
+    transports, templates = (SM_PUSH, CE_PUSH, RELAY, UNFUSED), ("plain", "sm90")
+    program, gives_slots, is_summed = staticmethod(program), True, False
 
     def rows_of_x(self, rank: int) -> int:
         return self.own_tokens(rank)
 
     def result_rows(self, rank: int) -> tuple[int, int]:
         return 0, self.num_slots
+
+    def can_use_sm90(self, target: Target) -> bool:
+        """Does the template for Hopper take this problem there? What reaches other nodes from a
+        product is stored by the plain one; what is relayed it multiplies."""
+        near = replace(self, nodes=()) if schedules.can_relay(self) else self
+        return super(Problem, near).can_use_sm90(target)
 
     def types(self) -> dict[str, Tensor]:
         b, split = (self.experts, self.k, self.n * self.num_ranks), Shard(2)
@@ -87,6 +97,14 @@ class Config(schedules.Config):
         super().check(problem, target)
         fields.check_ranges("ag_moe", self, pushers=(1, target.num_sms))
 
+    def unfit(self, problem: Problem, target: Target) -> Iterator[str]:
+        yield from super().unfit(problem, target)
+        if self.template == "sm90" and self.transport == SM_PUSH and len(problem.nodes) > 1:
+            yield (
+                f"template='sm90' with transport={self.transport!r} on {len(problem.nodes)} nodes; "
+                f"tokens do not reach other nodes from Gluon: take template='plain', or {RELAY!r}"
+            )
+
 
 def candidates(problem: Problem, target: Target) -> Iterator[Config]:
     """Configurations worth measuring, the one to take unmeasured first."""
@@ -99,6 +117,12 @@ def _candidates(problem: Problem, target: Target) -> Iterator[Config]:
         ways = [replace(config, pushers=2) if target.backend == "emu" else config]
         if len(problem.nodes) <= 1 and problem.num_ranks > 1:
             ways.append(replace(ways[0], transport=CE_PUSH))
+        if schedules.can_relay(problem):
+            sizes = problem.rows, problem.rows * problem.k * problem.itemsize, len(problem.nodes)
+            relayed = replace(ways[0], transport=RELAY, chunks=relayed_chunks(*sizes, target))
+            ways = [relayed, *ways] if config.template == "plain" else [relayed]
+            yield from ways
+            continue
         yield from ways[::-1] if is_much and config.template == "sm90" else ways
 
 
@@ -132,6 +156,10 @@ def ag_moe(
 problem_of = partial(grouped.problem_of, Problem)
 fake = grouped.summed.fake
 
+SHAPE = {"m": 20, "n": 24, "k": 16, "experts": 4, "top_k": 2}
+# Rows of which, relayed, each chunk has some.
+RELAYED = {**SHAPE, "m": 21}
+
 op = Op(
     name="ag_moe",
     summary="out[slot, n] = all_gather(x)[token of slot, k] @ b[expert of slot]",
@@ -139,12 +167,15 @@ op = Op(
     reference=reference,
     smallest_config={"pushers": 1},
     trials=(
-        *trials({"m": 20, "n": 24, "k": 16, "experts": 4, "top_k": 2}),
+        *trials(SHAPE),
         # More than a block for each communication CTA.
         Trial((2,), {"m": 64, "n": 16, "k": 600, "experts": 2, "top_k": 1}, SM_PUSH),
-        Trial((2,), {"m": 20, "n": 24, "k": 16, "experts": 4, "top_k": 2, "split_experts": True}),
+        Trial((2,), {**SHAPE, "split_experts": True}),
+        # As ag_gemm's: words of chunks without rows may come late.
+        Trial((2, 1), RELAYED, RELAY, calls=(2, 0) * 3, configs={2: {"chunks": 1}}),
         # Inputs change as soon as a call is over.
-        Trial((2,), {"m": 20, "n": 24, "k": 16, "experts": 4, "top_k": 2}, CE_PUSH, on_heap=True),
+        Trial((2,), SHAPE, CE_PUSH, on_heap=True),
+        Trial((2, 1), RELAYED, RELAY, on_heap=True, calls=(0, 0, 0, 1, 0, 1, 0)),
     ),
     baselines=_baselines.AG_MOE,
     backward=("moe_rs", "all_gather"),

@@ -14,12 +14,19 @@ Plan: one kernel on each rank, in channels (weft.tiles.experts)
     collect  when all ranks' words of this channel are here: own tokens' shares -> out
 A share lies where its rank and its token's number say.
 
-by_choice: nothing is added up on the way. A share is one choice's row as it is, and lies where its
-token's and its choice's numbers say; `collect` weighs and adds up in the order of choices. So bits
-are those of one rank that has all experts, whatever the number of ranks.
+transport="relay", over several nodes: shares of another node's tokens go to the partner of their
+token's rank on this node, which adds up those of all its ranks in fp32, in their order, and sends
+one sum, rounded once more. It stands at the partner's place among shares. Same bits in every run,
+but not those of sm_push.
+
+by_choice: nothing is added up on the way, nor relayed. A share is one choice's row as it is, and
+lies where its token's and its choice's numbers say; `collect` weighs and adds up in the order of
+choices. So bits are those of one rank that has all experts, whatever the number of ranks.
 
 Signals (SET to the call's epoch e; each is waited for in the call that sets it)
     shares_ready[src * channels + l]  what channel l of rank src has for this rank is here. By src
+    relayed_ready[part * channels + l]  relayed: the share of a rank of this node, by that rank;
+                                   relay.Groups says which part is whose
     slot_free, epoch, ticket       the slot's; the last program moves them
 Ranks without tokens signal too.
 
@@ -54,7 +61,7 @@ from weft.plan.problems import random_rows
 from weft.plan.routing import random_tables
 from weft.plan.vectors import elements_in_vector, width_of
 from weft.runtime.world import World
-from weft.tiles import experts
+from weft.tiles import experts, relay
 
 
 def reference(problem: Problem, inputs: Sequence[Mapping[str, Any]]) -> list[torch.Tensor]:
@@ -101,6 +108,11 @@ class Problem(expert_parallel.Problem):
     op, sums = "ep_combine", True
 
     @property
+    def can_relay(self) -> bool:
+        """Rows of choices are no sums, so nothing is gained by another rank's hands."""
+        return super().can_relay and not self.by_choice
+
+    @property
     def shares_bytes(self) -> int:
         """Of the shares that come to a rank."""
         each = self.top_k if self.by_choice else self.num_ranks
@@ -127,8 +139,8 @@ def ep_combine(
 
     Shapes  y: [capacity, n] by slot, contiguous; what lies behind the last slot is not read;
             handle: ep_dispatch's; out: [own tokens, n]
-    Dtypes  float16, bfloat16 or float32; sums in fp32, each rank's rounded once on its way;
-            by_choice rounded once in all
+    Dtypes  float16, bfloat16 or float32; sums in fp32, each rank's rounded once on its way, and
+            each other node's of these, where they are relayed; by_choice rounded once in all
     Sync    stream-ordered on the current stream; the host waits for nothing; can be recorded
     Raises  ShapeError, DtypeError, ConfigError: with the values; CallOrderError: ranks that differ
     """
@@ -159,12 +171,25 @@ def _combine(
     return out
 
 
+def _slot_of(world: Any, problem: Problem, config: Config) -> tuple[Any, relay.Groups | None]:
+    """A slot of the kernel; where nodes' sums are relayed, how parts of them lie there."""
+    groups, arrays, parts = None, {"shares": problem.shares_bytes}, 0
+    if config.num_nodes(problem) > 1:
+        groups = relay.groups_among(problem.nodes)
+        parts = groups.num_nodes * groups.per_node * groups.largest
+        arrays |= {"relayed": parts * problem.shard_bytes, "has": 4 * parts * problem.rows}
+    shared, signals = expert_parallel.memory_of(problem, config, "shares_ready", **arrays)
+    if parts:
+        signals["relayed_ready"] = (parts * config.grid(problem), torch.int64)
+    return world.workspace("ep_combine", signals=signals, shared=shared), groups
+
+
 def _rows(world: Any, problem: Problem, config: Config, y: Any, out: Any, tables: Tables) -> Start:
-    shared, signals = expert_parallel.memory_of(
-        problem, config, "shares_ready", shares=problem.shares_bytes
-    )
-    slot = world.workspace("ep_combine", signals=signals, shared=shared)
-    shares = slot.shares.view(problem.torch_dtype)
+    slot, groups = _slot_of(world, problem, config)
+    shares, relayed = slot.shares.view(problem.torch_dtype), None
+    if groups is not None:
+        parts, has = slot.relayed.view(problem.torch_dtype), slot.has.view(torch.int32)
+        relayed = experts.Relayed(parts, has, slot.relayed_ready, groups)
     # How many elements are read and written together.
     width = width_of(problem.row_bytes, y, out)
     tile = config.extents(problem, elements_in_vector(width, problem.itemsize))
@@ -174,9 +199,9 @@ def _rows(world: Any, problem: Problem, config: Config, y: Any, out: Any, tables
         weights, options = tables.weights, {**options, "enable_fp_fusion": False}
     return Start(
         experts.ep_combine_rows, (config.grid(problem), 1, 1),
-        (y, out, shares, tables.ids, tables.slot_of, weights, slot.shares_ready, slot.arg,
+        (y, out, shares, relayed, tables.ids, tables.slot_of, weights, slot.shares_ready, slot.arg,
          problem.n, problem.split(len(out)), tile.as_constexpr(), world.arg, problem.weighted,
-         problem.by_choice),
+         problem.by_choice, config.num_nodes(problem)),
         options,
     )  # fmt: skip
 

@@ -20,12 +20,16 @@ Plan: two kernels on each rank, on one slot
     rows     by channel: own tokens, some at a time -> `gathered` of each rank that needs them, and
              a word; then for each source, own first, when its word is here: rows -> slots
 With a handle, or a router's tables of own experts, these are there, and the second kernel is all.
+transport="relay", over several nodes: a row crosses to each node that has any of its token's
+experts once, to own rank's partner there (weft.tiles.nodes), which stores it on the other ranks of
+its node that have some. Who has is said by the tokens' choices, which cross ahead of them.
 The first one waits for no credits: a rank that has sent the rows of a call is done with its
 choices, and all send a word.
 
 Signals (SET to the call's epoch e; each is waited for in the call that sets it)
     routed[src * blocks + b]     choices of block b of rank src are here, with their counts. By src
-    rows_ready[src * channels + c]  what channel c of rank src has for this rank is here. By src
+    rows_ready[src * channels + c]  what channel c of rank src has for this rank is here. By src,
+                                 or, relayed, by the partner of src on this node
     slot_free, epoch, ticket     the slot's; the last program of `rows` moves them
 Ranks without tokens signal too.
 
@@ -53,7 +57,7 @@ from weft.compiler import layouts
 from weft.compiler.experts import Routing, Tables
 from weft.ops import _baselines
 from weft.plan import by_libraries, expert_parallel, operations
-from weft.plan.expert_parallel import Config, Handle
+from weft.plan.expert_parallel import RELAY, Config, Handle
 from weft.plan.expert_parallel import candidates as candidates
 from weft.plan.launches import Start
 from weft.plan.problems import nodes_of, random_rows
@@ -198,9 +202,10 @@ def _slot_of(world: Any, problem: Problem, config: Config) -> Any:
     """Arrays of both kernels."""
     blocks = _blocks(problem, config)
     gathered, scales = (problem.num_tokens * x for x in (problem.row_bytes, problem.scale_bytes))
-    arrays, words = expert_parallel.memory_of(
-        problem, config, "rows_ready", gathered=gathered, scales=scales
-    )
+    sizes = {"gathered": gathered, "scales": scales}
+    if config.transport == RELAY:  # where choices of rows that are relayed come
+        sizes["chosen"] = 4 * problem.num_tokens * problem.top_k
+    arrays, words = expert_parallel.memory_of(problem, config, "rows_ready", **sizes)
     buffers, signals = blocks.memory
     buffers = {**buffers, "wrong": ((blocks.count,), torch.int32)}
     return world.workspace("ep_dispatch", buffers, words | signals, shared=arrays)
@@ -236,10 +241,11 @@ def _rows(
         if i:  # scales may be few
             tile = tile._replace(block=max(tile.vec, min(tile.block, power_of_two(count))))
         tiles[i] = tile.as_constexpr()
+    chosen = slot.chosen.view(torch.int32) if config.transport == RELAY else None
     return Start(
         ep.ep_dispatch_rows, (config.grid(problem), 1, 1),
-        (*moved, tables.ids, tables.slot_of, tables.token_of, slot.rows_ready, slot.arg,
-         problem.split(len(sent[0])), *tiles, world.arg, clear),
+        (*moved, tables.ids, chosen, tables.slot_of, tables.token_of, slot.rows_ready, slot.arg,
+         problem.split(len(sent[0])), *tiles, world.arg, clear, config.num_nodes(problem)),
         config.options(world.target),
     )  # fmt: skip
 
@@ -400,15 +406,19 @@ def fake(problem: Problem, inputs: Mapping[str, Any], rank: int = 0) -> tuple:
     return *moved, *(getattr(made, name) for name in TABLES)
 
 
+SIZES = {"m": 14, "n": 40, "experts": 5, "top_k": 2}
+
 op = Op(
     name="ep_dispatch",
     summary="x'[slot] = rows of all ranks' tokens for this rank's experts, sorted by expert",
     reference=reference,
     trials=(
-        Trial((3,), {"m": 14, "n": 40, "experts": 5, "top_k": 2}, calls=(0, 1, 2, 0)),
-        Trial((2, 1), {"m": 14, "n": 40, "experts": 5, "top_k": 2}, calls=(0, 1, 2, 0)),
+        *(Trial(nodes, SIZES, calls=(0, 1, 2, 0)) for nodes in ((3,), (2, 1))),
         # Rows alone: only credits keep these apart.
-        Trial((3,), {"m": 14, "n": 20, "experts": 5, "top_k": 2, "again": 2}, calls=(0, 2)),
+        *(
+            Trial(nodes, {**SIZES, "n": 20, "again": 2}, transport, calls=(0, 2))
+            for nodes, transport in (((3,), ""), ((2, 1), RELAY))
+        ),
     ),
     dtypes=Problem.dtypes,
     baselines=_baselines.EP_DISPATCH,

@@ -13,8 +13,10 @@ import torch
 from weft.base import fields
 from weft.base.card import UNFUSED
 from weft.base.errors import ShapeError
+from weft.base.hardware import hardware_of
 from weft.base.parts import full_part
 from weft.base.target import Target
+from weft.compiler.cost.expert_rows import Crossing, crossing
 from weft.compiler.experts import Routing, Tables
 from weft.plan import described, exchanges
 from weft.plan.choices import config_of
@@ -23,6 +25,7 @@ from weft.plan.routing import ByTables, tokens_together
 from weft.plan.vectors import power_of_two
 from weft.tiles import experts
 
+SM_PUSH, RELAY = "sm_push", "relay"
 MOST_COLUMNS = 1024
 # What a thread has of the rows that are moved together.
 THREADS, THREAD_BYTES = 256, 64
@@ -61,6 +64,15 @@ class Problem(ByTables, exchanges.Problem):
         """How many a rank has; the last ones may have fewer, or none."""
         return full_part(self.experts, self.num_ranks)
 
+    @property
+    def can_relay(self) -> bool:
+        """Can ranks of another node have a row by one of them?"""
+        return len(self.nodes) > 1
+
+    @property
+    def transports(self) -> tuple[str, ...]:  # type: ignore[override]
+        return (SM_PUSH, RELAY) if self.can_relay else (SM_PUSH,)
+
     def first_expert(self, rank: int) -> int:
         return rank * self.own_experts
 
@@ -85,7 +97,8 @@ class Config(exchanges.Resident):
     """How rows are moved; every field is the same on all ranks.
 
     Units   channels: programs; tokens: that one moves at a time; block: elements of each; batch:
-            tokens whose choices a program looks at together. transport: sm_push, or unfused
+            tokens whose choices a program looks at together. transport: sm_push; relay, over
+            several nodes; or unfused
     """
 
     channels: int = 16
@@ -93,11 +106,11 @@ class Config(exchanges.Resident):
     num_warps: int = 8
     tokens: int = 4
     batch: int = 32
-    transport: str = "sm_push"
+    transport: str = SM_PUSH
 
     def check(self, problem: Problem, target: Target) -> None:
         """Raises  ConfigError: a field that does not fit the problem or the target"""
-        fields.check_one_of(problem.op, self, "transport", ("sm_push", UNFUSED))
+        fields.check_one_of(problem.op, self, "transport", (*problem.transports, UNFUSED))
         self.check_channels(problem.op, target)
         fields.check_powers_of_two(problem.op, self, "block")
         fields.check_powers_of_two(problem.op, self, "tokens", "batch", least=1)
@@ -106,16 +119,46 @@ class Config(exchanges.Resident):
         """Channels that have tokens: as many on every rank."""
         return max(1, min(self.channels, ceil(problem.rows / self.tokens)))
 
+    def num_nodes(self, problem: Problem) -> int:
+        """Those between which a kernel relays rows; 1: it does not."""
+        return len(problem.nodes) if self.transport == RELAY else 1
+
     def extents(self, problem: Problem, vec: int) -> experts.Extents:
         width = max(2, power_of_two(problem.top_k))
         return experts.Extents(self.tokens, width, self.block, vec)
 
 
 def candidates(problem: Problem, target: Target) -> Iterator[Config]:
-    """The configuration to take."""
+    """Configurations worth measuring, the one to take unmeasured first: by each transport."""
+    one = _cut(problem, target)
+    ways = [replace(one, transport=transport) for transport in problem.transports]
+    if len(ways) > 1:
+        machine = hardware_of(target)
+        ways.sort(key=lambda way: crossed(problem, way).us(machine))
+    yield from ways
+
+
+def crossed(problem: Problem, config: Config) -> Crossing:
+    """What crosses between nodes if tokens choose all experts alike often."""
+    return crossing(
+        problem.nodes, problem.rows, problem.row_bytes, problem.experts, problem.own_experts,
+        problem.top_k, config.transport == RELAY,
+    )  # fmt: skip
+
+
+def predict(problem: Problem, target: Target, config: Config) -> float | None:
+    """How long rows move, in us, where tokens choose all experts alike often; None on one node,
+    and where no machine was measured."""
+    machine = hardware_of(target)
+    if machine is None or config.transport not in problem.transports or len(problem.nodes) == 1:
+        return None
+    return crossed(problem, config).us(machine)
+
+
+def _cut(problem: Problem, target: Target) -> Config:
+    """How rows are cut and dealt to programs, by any transport."""
     if target.backend == "emu":
-        yield Config(channels=2, block=1024, tokens=2, batch=4, num_warps=4)
-        return
+        return Config(channels=2, block=1024, tokens=2, batch=4, num_warps=4)
     size = problem.word_bytes
     length = max(1, problem.row_bytes // size)
     # A power of two that divides the row, if that is not too small.
@@ -127,7 +170,7 @@ def candidates(problem: Problem, target: Target) -> Iterator[Config]:
     channels = FEW_CHANNELS if ceil(problem.rows / tokens) <= FEW_CHANNELS else MOST_CHANNELS
     batch, num_warps = min(32, tokens_together(problem.top_k)), THREADS // target.warp_size
     one = Config(channels, block, num_warps, tokens, batch)
-    yield replace(one, channels=min(one.channels, one.most_channels(target)))
+    return replace(one, channels=min(one.channels, one.most_channels(target)))
 
 
 class Handle(NamedTuple):
@@ -207,6 +250,7 @@ def card(
         "make_inputs": drawn,
         "run": run,
         "candidates": candidates,
+        "predict": predict,
         "unfused": (Config(transport=UNFUSED, channels=2),),
         "kernels": described.KernelsOf(run, shaped, candidates),
         "default_shape": {"m": 64, "n": 64, "experts": 8, "top_k": 2, "capacity": -1},

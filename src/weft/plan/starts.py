@@ -166,11 +166,12 @@ class Starts:
         return Start(relay.relay_tiles, (programs, 1, 1), given, {"num_warps": WARPS})
 
     def _tile_rows(self, gathered: str) -> int:
-        """The height of the tiles in which gathered rows are read; where products differ, more than
-        there are rows: then each row may lie in a tile with others'."""
-        heights = {one.launch.tile[0] for one in self.launches.values()
-                   if gathered in one.launch.reads}  # fmt: skip
-        return heights.pop() if len(heights) == 1 else 1 << 30
+        """The height of the tiles in which gathered rows are read; where products differ, or tables
+        say which rows, more than there are: then each row may lie in a tile with others'."""
+        readers = [one.launch for one in self.launches.values() if gathered in one.launch.reads]
+        heights = {one.tile[0] for one in readers}
+        is_cut = len(heights) == 1 and all(one.template != "grouped" for one in readers)
+        return heights.pop() if is_cut else 1 << 30
 
     def _is_empty(self, step: Launch) -> bool:
         """Has a launch nothing to move, since no tile lies across two ranks' rows?"""

@@ -64,7 +64,8 @@ class GroupedProduct(KernelLaunch):
     """A launch of the GEMM template by tables.
 
     A channel's words of each rank say that its tokens are there; where the kernel sends them
-    itself, as many communication CTAs store them before they multiply.
+    itself, as many communication CTAs store them before they multiply. Beside a kernel that relays
+    them each program has an SM for itself, so that the relay's find room on the others.
     """
 
     def __init__(
@@ -93,9 +94,9 @@ class GroupedProduct(KernelLaunch):
         ranks, room = self.world.num_ranks, route.most_tiles(m * top_k, experts, tile_m)
         columns = ceil(self.n / tile_n)
         words = [plan.channels[name].chunks for name in launch.awaits]
-        channels = next((one for one in words if isinstance(one, int)), 0)
+        chunks = next((one for one in words if isinstance(one, int)), 0)
         self.experts = Experts(
-            m, full_part(m, ranks), top_k, room, columns, schedule.group_m, channels
+            m, full_part(m, ranks), top_k, room, columns, schedule.group_m, chunks
         )  # fmt: skip
         self.axes = ("tile", room), ("from rank", ranks), ("tile column", columns)
         programs, tiles = max(1, target.num_sms - launch.spare), room * columns
@@ -103,13 +104,13 @@ class GroupedProduct(KernelLaunch):
         self._options = {"num_warps": schedule.num_warps}
         if schedule.template != "sm90":
             cut = Blocking(*schedule.tile, schedule.num_warps, schedule.num_stages)
-            on_sm = together(cut, itemsize, target)
+            on_sm = 1 if launch.spare else together(cut, itemsize, target)
             self._options["num_stages"] = schedule.num_stages
             if on_sm > 1:
                 programs *= on_sm
                 self._options["maxnreg"] = REGISTERS_OF_THREAD
         if any(one.slot == "begin" for one in kernel.of(core.Hook)):
-            tiles += channels
+            tiles += chunks
         if schedule.template == "sm90":
             tiles = programs
             elements = tile_scheduler.partial_elements(tile_m, tile_n, programs)

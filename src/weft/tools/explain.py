@@ -18,6 +18,7 @@ from weft.tools.files import find_program
 from weft.tools.words import is_file, parse_shape, parse_topology, shape_text
 
 if TYPE_CHECKING:
+    from weft.base.card import Op
     from weft.runtime.choices import Choices
     from weft.tools.check import Work
     from weft.tools.explanation import Part, Subject
@@ -113,7 +114,7 @@ def of_operator(
               "mode": mode}  # fmt: skip
     call += f"\n{source['text']}"
     values["choice"] = source
-    reason = reason_of(card.name, problem)
+    reason = reason_of(card, problem, where)
     if reason and source["from"] != "measured":
         call += f"\n{reason}"
         values["reason"] = reason
@@ -197,10 +198,18 @@ def choice_of(
     return source
 
 
-def reason_of(name: str, problem: Any) -> str:
-    """Why a collective takes its transport: the row of measurements that holds for its bytes."""
+def reason_of(card: Op, problem: Any, target: Target) -> str:
+    """Why an operator that is no plan takes its transport: times of all, where they are predicted;
+    the row of measurements that holds for a collective's bytes."""
     from weft.plan import tuning_table
 
+    name, us = card.name, {}
+    if card.predict and not card.choose:
+        found = card.candidates(problem, target)
+        us = {one.transport: card.predict(problem, target, one) for one in found}
+    if len(us) > 1 and None not in us.values():
+        each = ", ".join(f"{transport} {time:.1f} us" for transport, time in us.items())
+        return f"over {len(problem.nodes)} nodes, if all experts are chosen alike often: {each}"
     if name not in tuning_table.MEASURED:
         return ""
     nbytes = problem.tuned_bytes

@@ -92,8 +92,8 @@ def in_order(found: list[Way]) -> list[Way]:
 
 
 def grouped(program: Program, product: Task, collective: Task, facts: Facts) -> list[Way]:
-    """The ways to run a grouped product, the usual one first: nothing is predicted of what the
-    device alone knows.
+    """The ways to run a grouped product, the usual one first: of what the device alone knows
+    nothing is predicted, but of tokens from other nodes when they are all there.
 
     Tiles are as high as an expert has rows on average, the same for all products by one table.
     """
@@ -110,13 +110,39 @@ def grouped(program: Program, product: Task, collective: Task, facts: Facts) -> 
         (one for one in blocking.candidates(*sizes, product.type.dtype, facts.target)
          if one.tile_m <= height), None,
     )  # fmt: skip
+    tile = (height, cut.tile_n, cut.tile_k) if cut else (height, 64, 32)
     if collective.kind == "all_gather":
         is_near = facts.num_nodes == 1 and facts.num_ranks > 1
         engines = ("feed", "ce_push") if is_near else ("feed",)
+        if _is_relayed(collective, shape, facts):
+            us = {one: _tokens_us(program, product, one, facts) for one in ("relay", "feed")}
+            return in_order([Way(one, tile, "tiles", us[one]) for one in us])
     else:
         engines = tuple(way.engine for way in of_rows(collective, facts))
-    tile = (height, cut.tile_n, cut.tile_k) if cut else (height, 64, 32)
     return [Way(engine, tile, "tiles", 0.0) for engine in engines]
+
+
+def _tokens_of(program: Program, product: Task, facts: Facts) -> Product:
+    """What a product would be of tokens as they come, each once."""
+    kind = program.task(product.operands[2]).type
+    assert kind is not None
+    return replace(shape_of(program, product, facts), m=number(kind.sizes[0], facts.sizes))
+
+
+def chunks_of_tokens(program: Program, product: Task, facts: Facts) -> int:
+    """Into how many chunks a rank's tokens are cut that are relayed to a product by tables."""
+    tokens = _tokens_of(program, product, facts)
+    shard_bytes = tokens.rows * tokens.k * tokens.itemsize
+    return relayed_chunks(tokens.rows, shard_bytes, facts.num_nodes, facts.target)
+
+
+def _tokens_us(program: Program, product: Task, engine: str, facts: Facts) -> float | None:
+    """When all tokens are there, relayed or put to every rank by some of the product's programs."""
+    machine = hardware_of(facts.target)
+    if machine is None:
+        return None
+    tokens, chunks = _tokens_of(program, product, facts), chunks_of_tokens(program, product, facts)
+    return round(products.arrived_us(tokens, machine, engine, chunks), 3)
 
 
 def is_read_once(program: Program, product: Task, facts: Facts) -> bool:
@@ -127,12 +153,15 @@ def is_read_once(program: Program, product: Task, facts: Facts) -> bool:
         return False
     tokens, _, experts = (number(size, facts.sizes) for size in kind.sizes)
     shape = shape_of(program, product, facts)
-    slots = shape.m
+    slots, arrived_us = shape.m, None
+    if facts.num_nodes > 1:
+        gather = program.task(program.task(product.operands[0]).operands[0])
+        arrived_us = _tokens_us(program, product, gather.engine, facts)
     if product.type.placement == ByExpert():
         slots, experts = slots // facts.num_ranks, max(1, experts // facts.num_ranks)
     return products.is_read_once(
         slots, tokens, (experts, shape.n, shape.k), product.tile[0], facts.num_ranks,
-        shape.itemsize, machine,
+        shape.itemsize, machine, arrived_us,
     )  # fmt: skip
 
 

@@ -389,8 +389,13 @@ class _Times(PlanAt):
                 end = self.push(rank, peer, self.num_bytes(step.reads[0], rank), now)
                 self.notify((channel, peer, rank), end, rank, LINKS)
         for other in (rank, *self.peers(rank)):
-            if is_fed and other != rank:
-                now = yield from self.wait(rank, PROGRAMS, now, [(channel, rank, other)], channel)
+            if step.awaits and other != rank:
+                (channel,) = step.awaits
+                keys = [(channel, rank, other)]
+                if not is_fed:
+                    chunks = range(self.chunks_of(self.channels[channel]))
+                    keys = [(*keys[0], chunk) for chunk in chunks]
+                now = yield from self.wait(rank, PROGRAMS, now, keys, channel)
             now = self.work(rank, f"products of rank {other}'s tokens", now, each, other)
         return now
 

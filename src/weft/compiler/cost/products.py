@@ -15,7 +15,7 @@ from math import ceil
 from weft.base.hardware import Hardware
 from weft.base.parts import full_part
 from weft.compiler.cost.rounds import Arrival, Rounds
-from weft.ir.schedule import RELAYS
+from weft.ir.schedule import FEEDERS, RELAYS
 from weft.tiles import gemm_sm90, multiply_sm90, tile_scheduler
 from weft.tiles.blocking import Blocking
 
@@ -181,6 +181,12 @@ def _arrivals(
     return found
 
 
+def arrived_us(product: Product, machine: Hardware, engine: str, chunks: int) -> float:
+    """When all rows of a gather are there; engine: feed, or relay in so many chunks."""
+    pushers = RELAYS if engine == "relay" else FEEDERS
+    return _arrivals(product, machine, engine, chunks, pushers)[-1][0]
+
+
 def _sent_us(product: Product, machine: Hardware, part_bytes: float, near_gbps: float) -> float:
     """Until SMs have sent a part to each peer: near ones by NVLink, at the same time those of other
     nodes, each by itself, by the rank's own port."""
@@ -263,17 +269,19 @@ def _read_us(num_bytes: int, machine: Hardware) -> float:
 
 def is_read_once(
     slots: int, tokens: int, product: tuple[int, int, int], tile_m: int, num_ranks: int,
-    itemsize: int, machine: Hardware,
+    itemsize: int, machine: Hardware, arrived_us: float | None = None,
 ) -> bool:  # fmt: skip
     """Is it worth waiting for all tokens, so that tiles of one expert come together and read its
-    matrix once? As tokens arrive, tiles of each rank's read it. product: experts, n, k"""
+    matrix once? As tokens arrive, tiles of each rank's read it. product: experts, n, k;
+    arrived_us: when they are there, by default as copy engines of one node bring them"""
     experts, n, k = product
     work_us = _flops_us(slots * n * k, machine)
     matrices_us = _read_us(experts * n * k * itemsize, machine)
     # An expert's last tile is half full on average.
     times = min(num_ranks, max(1.0, slots / (experts * tile_m) + 0.5))
-    of_peers = tokens * k * itemsize * (num_ranks - 1) // num_ranks
-    arrived_us = machine.put_gate_us + of_peers / machine.copy_gbps / 1e3
+    if arrived_us is None:
+        of_peers = tokens * k * itemsize * (num_ranks - 1) // num_ranks
+        arrived_us = machine.put_gate_us + of_peers / machine.copy_gbps / 1e3
     once, again = (_beside(work_us, many * matrices_us) for many in (1, times))
     return arrived_us < PATIENCE * once or arrived_us + once < again
 

@@ -9,7 +9,8 @@ body=(all_gather(x) -> gathered, gather_rows(gathered, routing) -> rows,
     hook(ready, rows_by_token, (gathered, routing))
     hook(emit, store_slots, (products,))
 
-Where copy engines bring tokens the first two are left out. Where rows lie by slot from the start
+Where copy engines bring tokens the first two are left out; where they are relayed a wait for all
+of them stands before the end. Where rows lie by slot from the start
 nothing is waited for:
 
 body=(grouped_matmul(h, w, routing) -> products)
@@ -24,7 +25,7 @@ from collections.abc import Iterator
 
 from weft.compiler.lower import params
 from weft.ir import core
-from weft.ir.device import Channel, Launch, Plan
+from weft.ir.device import Channel, Launch, Plan, announced, is_relay
 
 
 def statements(plan: Plan, launch: Launch, formula: str) -> Iterator[core.Statement]:
@@ -67,5 +68,10 @@ def statements(plan: Plan, launch: Launch, formula: str) -> Iterator[core.Statem
     for do in launch.body[launch.body.index(product) + 1 :]:
         yield core.Hook("value", do.kind, ())
     yield core.Hook("emit", "store_slots", (result,))
+    relayed = [name for one in plan.steps if is_relay(one) for name in announced(one)]
+    if channel is not None and channel.name in relayed:
+        # Also words of ranks of whose tokens no tile has any: who passes them on reads the slot
+        # until then.
+        yield core.Wait("end", channel.name, "all", by, by="last", place=channel.place)
     if launch.gives:
         yield core.Finish("end", "slot")

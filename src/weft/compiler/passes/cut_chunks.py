@@ -13,16 +13,21 @@ from __future__ import annotations
 from dataclasses import replace
 
 from weft.base.errors import ConfigError
-from weft.compiler.cost.choose import chunks_of, predicted_us, shape_of, unmeasured
+from weft.compiler.cost.choose import (
+    chunks_of,
+    chunks_of_tokens,
+    predicted_us,
+    shape_of,
+    unmeasured,
+)
 from weft.compiler.facts import Facts, Settings
 from weft.compiler.passes.engines import pairs
 from weft.ir import text
 from weft.ir.choice import Choice
+from weft.ir.schedule import FEEDERS
 from weft.ir.task import LL, Program, Task, are_alike, is_staged
 
 MOST = 1024
-# Programs that store own rows before they multiply.
-LANES = 8
 
 
 def chunk(program: Program, facts: Facts, settings: Settings) -> Program:
@@ -40,10 +45,13 @@ def chunk(program: Program, facts: Facts, settings: Settings) -> Program:
         if name in settings.chunks:
             chunks, why = settings.chunks[name], "as the schedule says"
         elif task.engine == "feed":
-            chunks = max(1, min(LANES, facts.target.num_sms // 4))
+            chunks = max(1, min(FEEDERS, facts.target.num_sms // 4))
             why = "so many of the product's programs store own rows first"
         elif products and products[0].kind == "grouped_matmul" and _is_cut(task):
             chunks, why = 1, "a tile waits for all tokens of a rank"
+            if task.engine == "relay":
+                chunks = chunks_of_tokens(program, products[0], facts)
+                why = "one is passed on while the next one comes"
         elif task.engine in LL:
             chunks = "tiles" if task.kind != "all_gather" else 1
             why = "packets carry their own flags"

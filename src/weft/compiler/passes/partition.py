@@ -66,7 +66,9 @@ def _of_kernel(program: Program, first: Task, facts: Facts) -> tuple[Task, str]:
     engines = [one.engine for one in program.gathers(first)]
     if {*engines} & {"ce_push", "pushers"}:
         spare = SPARE_SMS
-    sums = [one.engine for one in program.of_kernel(first.kernel) if one.kind != "all_gather"]
+    tasks = program.of_kernel(first.kernel)
+    sums = [one.engine for one in tasks if one.kind != "all_gather"]
+    engines += [program.task(one.operands[0]).engine for one in tasks if one.kind == "gather_rows"]
     if "relay" in (*engines, *sums):
         spare = relays_on(facts.target)
     is_split = first.kind in PRODUCTS and any(

@@ -18,7 +18,7 @@ FED = tl.constexpr(16384)
 @triton.jit
 def first_of(experts, program, num_programs):
     """A program's place among those that multiply: the ones that feed come last."""
-    return (program + num_programs - experts.channels) % num_programs
+    return (program + num_programs - experts.chunks) % num_programs
 
 
 @triton.jit
@@ -27,7 +27,7 @@ def feed_all(
     fed: tl.constexpr, launch,
 ):  # fmt: skip
     """Own tokens go to every rank, by the first programs; then `fed(to)`."""
-    if program < experts.channels:
+    if program < experts.chunks:
         for hop in range(num_ranks):
             to = (rank + hop) % num_ranks
             feed(x, gathered, to, program, rank, shape.k, experts, world)
@@ -41,7 +41,7 @@ def feed(x, gathered, to, channel, rank, k, experts, world):
     own = tl.minimum(tl.maximum(experts.m - rank * experts.rows, 0), experts.rows)
     size = own.to(tl.int64) * k
     there = gathered + (rank * experts.rows).to(tl.int64) * k
-    for start in range(channel * FED, size, experts.channels * FED):
+    for start in range(channel * FED, size, experts.chunks * FED):
         i = start + fragments.line_index(FED)
         wl.put(world, there + i, x + i, to=to, mask=i < size)
 

@@ -104,9 +104,9 @@ def wait_sources(
     scope: tl.constexpr,
 ):  # fmt: skip
     """Until the ranks whose rows a tile has have sent theirs."""
-    word = signals + at.lo * experts.channels
+    word = signals + at.lo * experts.chunks
     count = table.num_sources(at, num_ranks)
-    wl.wait(word, e, count * experts.channels, order=order, scope=scope, world=world)
+    wl.wait(word, e, count * experts.chunks, order=order, scope=scope, world=world)
 
 
 @triton.jit
@@ -180,7 +180,7 @@ def notify_fed(
     signals, experts, to, e, rank, program, world, order: tl.constexpr, scope: tl.constexpr
 ):
     """Rank `to`, when this program's share of own rows is there."""
-    word = signals + rank * experts.channels + program
+    word = signals + rank * experts.chunks + program
     wl.notify(world, word, e, to=to, op="set", order=order, scope=scope)
 
 

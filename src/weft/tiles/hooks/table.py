@@ -54,7 +54,7 @@ class Tables(NamedTuple):
 class Experts(NamedTuple):
     """Numbers beside the tables: m tokens, `rows` to a rank, each with top_k choices; tables have
     room for `room` tiles, of `columns` columns of tiles, of which group_m rows share columns in
-    L2; `channels` programs feed."""
+    L2; a rank's tokens come in `chunks`, each with a word: fed, by as many programs."""
 
     m: Any
     rows: Any
@@ -62,7 +62,7 @@ class Experts(NamedTuple):
     room: Any
     columns: Any
     group_m: Any
-    channels: Any
+    chunks: Any
 
 
 class At(NamedTuple):
