@@ -150,6 +150,8 @@ FUNCTIONS = {
     "load_pairs": ("ready", ("view", "mapping")),
     "add_view": ("result", ("view", "mapping")),
     "mul_view": ("result", ("view", "mapping")),
+    "turn": ("result", ("view", "pointer", "number", "mapping")),  # heads, by positions
+    "turn_by_table": ("result", ("view", "pointer", "pointer", "mapping")),
     "store_tile": ("result", ("pointer",)),
 }
 

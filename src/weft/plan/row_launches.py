@@ -35,6 +35,7 @@ THREAD_ELEMENTS, MOST_THREADS = 32, 512
 # Of rows that are this rank's alone: elements of a tile, in two or four loads of 16 bytes for each
 # of 128 threads; on the emulator, whose programs are dear.
 OWN_ELEMENTS, EMULATED_ELEMENTS, EMULATED_PROGRAMS = 2048, 256, 3
+OF_WHOLE_ROWS = ("rms_norm", "turn", "turn_by_table")
 
 
 class Rows(NamedTuple):
@@ -182,11 +183,13 @@ class OwnRows(KernelLaunch):
         self.launch, self.kernel, self.world, self.plan = launch, kernel, plan.world, plan
         self.variants = source.load(kernel)
         m, self.n = plan.shape(launch.writes[0])
-        target = plan.world.target
-        is_whole = any(one.function == "rms_norm" for one in kernel.of(core.Hook))
-        tile, threads = own_tile(self.n, is_whole, target)
-        self.tile, self.cut = tile.as_constexpr(), own_rows.Cut(m, self.n, ceil(self.n / tile.n))
-        tiles = max(1, ceil(m / tile.m) * self.cut.columns)
+        n = next((do.head for do in launch.body if do.head), self.n)
+        heads, target = self.n // n if n else 1, plan.world.target
+        is_whole = any(one.function in OF_WHOLE_ROWS for one in kernel.of(core.Hook))
+        tile, threads = own_tile(n, is_whole, target)
+        self.tile = tile.as_constexpr()
+        self.cut = own_rows.Cut(m * heads, n, ceil(n / tile.n), max(1, heads))
+        tiles = max(1, ceil(self.cut.m / tile.m) * self.cut.columns)
         self.grid = (min(tiles, EMULATED_PROGRAMS) if target.backend == "emu" else tiles, 1, 1)
         self.options = {"num_warps": threads // target.warp_size}
         self._params = compose.params_of(kernel)

@@ -413,6 +413,9 @@ class _Times(PlanAt):
                 wide = wide.size if isinstance(wide, Part) else wide
                 share = (do.between[1] - do.between[0]) / self.size(wide, rank)
                 parts[do.operands[0]] += share * self.num_bytes(do.operands[0], rank)
+            if do.kind == "rope_by_table":  # a row of it for each row
+                m, table = self.extents(step.writes[0], rank)[0], do.operands[2]
+                parts[table] = m * self.row_bytes(table)
         whole = [name for name in (*step.reads, *step.writes) if name not in parts]
         return sum(parts.values()) + sum(self.num_bytes(name, rank) for name in whole)
 

@@ -111,6 +111,8 @@ HOOKS: dict[str, tuple[Any, tuple[str, ...] | None, str]] = {
     "load_pairs": (own_rows.load_pairs, None, ""),
     "add_view": (own_rows.add, None, ""),
     "mul_view": (own_rows.mul, None, ""),
+    "turn": (own_rows.turn, ("{0}.begin", "{1}", "{2}", "{3}"), ""),
+    "turn_by_table": (own_rows.turn_by_table, ("{0}.begin", "{1}", "{2}", "{3}"), ""),
     "store_tile": (epilogue.store, ("{0}", "shape.m", "shape.n"), ""),
     **{f"{kind}_rows": (getattr(rows, kind), None, "") for kind in OF_ONE_WIDTH},
     "rms_norm": (rows.rms_norm, ("{0}", "{1}", "{2}.n"), ""),

@@ -356,7 +356,8 @@ def _symmetric_of(program: Program, unit: Sequence[Task], buffers: SumBuffers) -
 
 def _do(task: Task) -> Do:
     """A task as what a kernel does."""
-    return Do(task.kind, task.operands, task.name, task.eps, task.scaling, task.between)
+    return Do(task.kind, task.operands, task.name, task.eps, task.scaling, task.between, task.head,
+              task.base)  # fmt: skip
 
 
 def _type(task: Task) -> Type:

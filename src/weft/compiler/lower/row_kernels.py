@@ -38,6 +38,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 from itertools import takewhile
+from math import log2
 
 from weft.base.errors import UnsupportedError
 from weft.compiler.lower import params
@@ -49,6 +50,8 @@ from weft.ir.kinds import OF_ONE_WIDTH
 from weft.ir.shapes import GATED, ROWS
 from weft.tiles.rows import MOST_COLUMNS
 
+# Of rows, and of heads as rows.
+NORMS = ("rms_norm", "head_norm")
 # Of a gate whose columns lie side by side.
 HALVES = "_halves"
 # What is done to rows, by kind.
@@ -185,6 +188,7 @@ def _alone(plan: Plan, launch: Launch, formula: str) -> Iterator[core.Statement]
     first, *rest = [do for do in launch.body if do.kind != "columns"]
     epsilons, taken = _epsilons(launch), {*launch.reads, *launch.writes, *columns}
     given: dict[tuple[str, str], core.Param] = {}
+    numbers = [core.Param(name, "number", f"{eps:g}") for name, eps in epsilons.values()]
 
     def param(name: str, sort: str, by: str = "") -> str:
         """What an operand is called: otherwise where it is one row, and rows elsewhere."""
@@ -206,18 +210,24 @@ def _alone(plan: Plan, launch: Launch, formula: str) -> Iterator[core.Statement]
             others = [name for name in do.operands if name != there]
         if do.kind in ROWS:
             hooks.append((f"{do.kind}_view", (param(others[0], "view"), "cut")))
-        elif do.kind == "rms_norm":
+        elif do.kind in NORMS:
             weight = param(others[0], "pointer")
             hooks += [("rounded", (weight,))] if do is not first else []
-            hooks.append((do.kind, (weight, epsilons[do.result][0], "cut")))
+            hooks.append(("rms_norm", (weight, epsilons[do.result][0], "cut")))
+        elif do.kind == "rope":
+            assert do.base is not None
+            base = _unique(f"log2_base_of_{do.result}", taken)
+            numbers.append(core.Param(base, "number", repr(log2(do.base))))
+            hooks.append(("turn", (loaded[0], param(others[0], "pointer"), base, "cut")))
+        elif do.kind == "rope_by_table":
+            tables = (param(name, "pointer") for name in others)
+            hooks.append(("turn_by_table", (loaded[0], *tables, "cut")))
         elif not do.kind.endswith(HALVES):
             hooks.append((do.kind, tuple(param(name, "pointer") for name in others)))
         if do.result in launch.writes:
             hooks.append(("store_tile", (param(do.result, "pointer"),)))
         there = do.result
-    yield from given.values()
-    for name, eps in epsilons.values():
-        yield core.Param(name, "number", f"{eps:g}")
+    yield from (*given.values(), *numbers)
     yield from params.around(plan, launch)
     yield core.Mapping("cut", "static", loaded[:1], cuts="own")
     yield core.Template(core.OWN_ROWS, launch.tile, formula)
@@ -306,7 +316,7 @@ def _epsilons(launch: Launch) -> dict[str, tuple[str, float]]:
     taken = {*launch.reads, *launch.writes}
     found: dict[str, tuple[str, float]] = {}
     for do in launch.body:
-        if do.kind == "rms_norm":
+        if do.kind in NORMS:
             assert do.eps is not None
             name = f"eps_of_{do.result}" if "eps" in taken else "eps"
             taken.add(name)

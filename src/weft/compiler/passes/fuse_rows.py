@@ -20,15 +20,18 @@ from weft.base.dtypes import FLOATS
 from weft.compiler.passes.fuse import ROW_WISE, grown
 from weft.ir.choice import Choice
 from weft.ir.kinds import KINDS, PRODUCTS
-from weft.ir.shapes import GATED
+from weft.ir.shapes import GATED, ROWS
 from weft.ir.task import Program, Task, cycle_of
 from weft.ir.tensor import ByExpert
 from weft.tiles.rows import MOST_COLUMNS
 
-# What a chain may begin with: a gate is made of other columns than it has.
-FIRST = (*ROW_WISE, *GATED, *(f"{kind}_halves" for kind in GATED))
+# What a chain is made of; and what it may begin with: a gate takes more columns than it gives.
+BEHIND = (*ROW_WISE, "head_norm", "rope", "rope_by_table")
+FIRST = (*BEHIND, *GATED, *(f"{kind}_halves" for kind in GATED))
 # Of a row as a whole, which is one tile.
 WHOLE_ROWS = ("rms_norm",)
+# What goes by one row for all rows, or by pairs of columns, goes by no heads.
+BY_ROW = (*WHOLE_ROWS, *ROWS.values(), *GATED)
 # Whose operands are alike, so that the value in registers may be either.
 ALIKE = ("add", "mul")
 
@@ -70,10 +73,18 @@ def _chain(program: Program, first: Task, kernels: dict[str, str]) -> list[Task]
         names = {each.name for each in group}
         others = [name for name in one.operands if name in names]
         is_next = len(there) == len(others) == 1 and (there == [0] or one.kind in ALIKE)
+        units = {unit for each in (*group, one) if (unit := _unit(each)) is not None}
+        is_next = is_next and len(units) < 2
         claimed = {**kernels, **{each.name: first.name for each in (*group, one)}}
         return is_next and not _refused(program, one) and not cycle_of(program, claimed)
 
-    return grown(program, [first], ROW_WISE, kernels, fits=fits, ends=lambda group: True)
+    return grown(program, [first], BEHIND, kernels, fits=fits, ends=lambda group: True)
+
+
+def _unit(task: Task) -> int | None:
+    """Of how many columns one of its rows is, in a kernel: of a head, or 0, of all; None where that
+    is all the same."""
+    return 0 if task.kind in BY_ROW else task.head
 
 
 def _views(program: Program, chain: Sequence[Task]) -> list[Task]:
@@ -102,6 +113,8 @@ def _refused(program: Program, task: Task) -> str:
         return "how many rows it has is known on the device alone"
     if kind.dtype not in FLOATS:
         return f"kernels on rows are for {', '.join(FLOATS)}; it is of {kind.dtype}"
+    if task.kind.startswith("rope") and task.head and task.head & (task.head - 1):
+        return f"heads of {task.head} columns are no power of two, whose halves are one tile's"
     if task.kind in WHOLE_ROWS and kind.sizes[1] > MOST_COLUMNS:
         message = f"a row of {kind.sizes[1]} columns"
         return f"{message} is no one tile: it has up to {MOST_COLUMNS}"
