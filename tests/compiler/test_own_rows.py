@@ -35,6 +35,7 @@ from weft.compiler.lower.signature import Specialised, record
 from weft.compiler.passes.place import place
 from weft.compiler.pipeline import overlap
 from weft.ir import core, core_rules
+from weft.ir.choice import Choice
 from weft.ir.device import Call, Launch, Plan
 from weft.language import triton_api
 from weft.plan.row_launches import own_tile
@@ -182,8 +183,7 @@ def test_what_stays_a_librarys_says_why():
         "q": Tensor("bfloat16", ("m", "n"), Replicate()),
     }
     plan = plan_of(unread, of, Settings(engines={"gathered": "sm_push"}))
-    why = {one.subject: one.why for one in plan.statements
-           if getattr(one, "what", "") == "kernel" and one.taken == "library"}  # fmt: skip
+    why = {one.subject: one.why for one in plan.of(Choice) if one.taken == "library"}
     assert [one.function for one in plan.of(Call)] == ["columns", "attention", "mul"]
     assert [*why.values()] == [
         "a view: nothing is launched", "no kernel is made for attention",

@@ -53,7 +53,9 @@ def fuse_rows(program: Program) -> Program:
         kernels |= dict.fromkeys(names, name)
         assert task.type is not None and isinstance(task.type.sizes[1], int)
         tiles |= dict.fromkeys(names, (1, task.type.sizes[1]))
-        why = "rows are loaded once" if len(chain) > 1 else "what it reads and writes, once"
+        why = "one pass over rows, among the plan's own launches"
+        if len(chain) > 1:
+            why = "one pass over rows, which stay in registers between"
         choices.append(Choice(", ".join(names), "kernel", name, why, task.place))
         number += 1
     tasks = tuple(
