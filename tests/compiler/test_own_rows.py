@@ -13,13 +13,13 @@ from weft.base.target import TARGETS, parse_target
 from weft.compiler import (
     Compiled,
     Facts,
+    Partial,
     Pieces,
     Replicate,
     Settings,
     Shard,
     Tensor,
     all_gather,
-    all_reduce,
     attention,
     gelu,
     reduce_scatter,
@@ -154,6 +154,44 @@ def test_gates_and_heads_on_ranks(ranks):
     ranks(main, 2)
 
 
+def test_heads_and_whole_rows_are_kernels_of_their_own():
+    def turned(x, w, gamma, gain):
+        h = all_gather(x) @ w
+        return rms_norm(rms_norm(h, gain, head=HEAD), gamma)
+
+    of = {
+        "x": Tensor("bfloat16", ("m", 16), Shard(0)),
+        "w": Tensor("bfloat16", (16, 4 * HEAD), Replicate()),
+        "gamma": Tensor("bfloat16", (1, 4 * HEAD), Replicate()),
+        "gain": Tensor("bfloat16", (1, HEAD), Replicate()),
+    }
+    plan = plan_of(turned, of, Settings(engines={"gathered": "sm_push"}))
+    assert [hooks_of(one) for one in own_kernels(plan)] == [
+        ["load_view", "rms_norm", "store_tile"]
+    ] * 2
+
+
+def test_columns_that_a_product_takes_are_packed(ranks):
+    """A product reads rows one behind the other; a kernel of rows reads them where they lie."""
+
+    def both(x, w, down):
+        part = (all_gather(x) @ w)[:, 8:25]
+        return reduce_scatter(part @ down), silu(part)
+
+    compiled = made(both, {
+        "x": Tensor("float32", ("m", 16), Shard(0)),
+        "w": Tensor("float32", (16, 40), Replicate()),
+        "down": Tensor("float32", (17, 24), Partial()),
+    })  # fmt: skip
+
+    def main():
+        with weft.init() as world:
+            for _ in range(2):
+                run(world, compiled, {"m": 9}, lowering="overlapped")
+
+    ranks(main, 2)
+
+
 def test_two_calls_have_the_same_bits(ranks):
     compiled = made(layer, types("float16"))
 
@@ -193,19 +231,24 @@ def test_what_stays_a_librarys_says_why():
     assert hooks_of(activation) == ["load_view", "gelu", "store_tile"]
 
 
-def test_rows_that_are_no_one_tile_stay_and_longer_ones_without_a_norm_do_not():
+def test_rows_that_are_no_one_tile_stay_and_without_a_norm_become_several():
     wide = 1 << 16
 
-    def norms(x, gamma, r, h):
-        return rms_norm(all_reduce(h) + r, gamma), silu(x) * r
+    def beside(x, w, gamma, r):
+        return all_gather(x) @ w, rms_norm(r, gamma), silu(r) * r
 
     of = {
-        "x": Tensor("bfloat16", ("m", wide), Replicate()),
+        "x": Tensor("bfloat16", ("m", 16), Shard(0)),
+        "w": Tensor("bfloat16", (16, 32), Shard(1)),
         "gamma": Tensor("bfloat16", (1, wide), Replicate()),
         "r": Tensor("bfloat16", ("m", wide), Replicate()),
-        "h": Tensor("bfloat16", ("m", wide), weft.compiler.Partial()),
     }
-    assert not plan_of(norms, of, Settings(engines={"reduced": "library"})).of(Launch)
+    plan = plan_of(beside, of, Settings(engines={"gathered": "sm_push"}))
+    (kernel,), (call,) = own_kernels(plan), plan.of(Call)
+    assert hooks_of(kernel) == ["load_view", "silu", "mul_view", "store_tile"]
+    (why,) = [one.why for one in plan.of(Choice) if one.taken == "library"]
+    assert call.function == "rms_norm" and "65536 columns is no one tile" in why
+    assert not plan_of(beside, of, Settings(engines={"gathered": "library"})).of(Launch)
 
 
 def test_an_epilogue_of_another_template_is_refused():
