@@ -625,7 +625,7 @@ FAULTS = [
     Fault("language/triton_api/specialising.py", "(width, value == 1, value % 16 == 0)", "width",
           "strides that 16 does not divide are read 16 bytes at a time",
           "plan/test_prepare.py::test_kinds_tell_apart_what_is_compiled_apart"),
-    Fault("plan/sizes.py", "return first // num_ranks, end // num_ranks", "return first, end",
+    Fault("plan/sizes.py", "(first // num_ranks, end // num_ranks)", "(first, end)",
           "a rank takes a piece's columns as if it had all", f"{WORDS}[overlapped-pieces]"),
     Fault("plan/calls.py", "return libraries.embedding(*operands, first=first)",
           "return libraries.embedding(*operands, first=first and 0)",

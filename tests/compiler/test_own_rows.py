@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 import pytest
 import torch
 from test_unfused import run
 
 import weft
+from weft.base.hardware import H200X4
 from weft.base.target import TARGETS, parse_target
 from weft.compiler import (
     Compiled,
@@ -29,14 +31,15 @@ from weft.compiler import (
     silu,
     silu_mul,
 )
+from weft.compiler.cost.plans import predict
 from weft.compiler.frontend import trace
 from weft.compiler.lower import kernels, source
 from weft.compiler.lower.signature import Specialised, record
 from weft.compiler.passes.place import place
 from weft.compiler.pipeline import overlap
-from weft.ir import core, core_rules
+from weft.ir import core, core_rules, device_rules
 from weft.ir.choice import Choice
-from weft.ir.device import Call, Launch, Plan
+from weft.ir.device import Call, Launch, Plan, Step
 from weft.language import triton_api
 from weft.plan.row_launches import own_tile
 
@@ -130,17 +133,42 @@ def test_heads_are_rows_of_their_own():
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 def test_layers_on_ranks(ranks, dtype: str):
-    """Of 23 rows shares differ, of 2 one is empty; another m compiles nothing."""
-    compiled, found = made(layer, types(dtype)), []
+    """Of 23 rows shares differ, of 2 one is empty; another m of a class compiles nothing."""
+    compiled = made(layer, types(dtype))
 
     def main():
         with weft.init() as world:
-            for m in (23, 2, 24, 23):
+            for m in (23, 2):
                 run(world, compiled, {"m": m}, lowering="overlapped")
-                found.append(world.compiled)
+            world.barrier()
+            before = world.compiled
+            for m in (24, 19):
+                run(world, compiled, {"m": m}, lowering="overlapped")
+            assert world.compiled == before
 
     ranks(main, 3)
     assert not compiled.overlapped(Facts({"m": 23}, 3, TARGETS["emu"])).plan.of(Call)
+
+
+def test_a_kernel_stands_behind_what_it_reads():
+    plan = plan_of(layer, types())
+    steps = [one for one in plan.statements if isinstance(one, Step)]
+    gate = next(one for one in steps if "product" in one.reads)
+    others = [one for one in plan.statements if one is not gate]
+    first = others.index(steps[0])
+    moved = replace(plan, statements=(*others[:first], gate, *others[first:]))
+    (breach,) = [one.message for one in device_rules.check(moved) if one.rule == "written"]
+    assert breach == "launch reads product, which nothing before it writes"
+
+
+def test_what_is_read_and_written_is_reckoned_with():
+    """Of columns those that are read: gate and value once, their product once."""
+    inner = 4096
+    plan = plan_of(layer_of(inner), types(k=4096, inner=inner))
+    spans = predict(plan, {"m": 4096}, 4, H200X4).spans
+    took = {one.name: one.end_us - one.start_us for one in spans if one.kind == "kernel"}
+    moved = 4096 * 3 * (inner // 4) * 2 / (H200X4.memory_gbps * 1e3)
+    assert took["layer_rows_2"] == pytest.approx(moved + H200X4.end_us, rel=0.01)
 
 
 def test_gates_and_heads_on_ranks(ranks):

@@ -129,10 +129,9 @@ def _all_reduce(step: Call, operands: Sequence[Any], here: Here) -> Any:
 
 def _columns(step: Call, operands: Sequence[Any], here: Here) -> Any:
     """Of columns that are split, which are those of one piece, this rank's part of the piece."""
-    is_part = isinstance(here.buffers[step.reads[0]].sizes[1], Part)
     assert step.between is not None
-    scale = here.world.num_ranks if is_part else 1
-    return libraries.columns(operands[0], columns_here(step.between, scale))
+    buffer, num_ranks = here.buffers[step.reads[0]], here.world.num_ranks
+    return libraries.columns(operands[0], columns_here(buffer, step.between, num_ranks))
 
 
 def _embedding(step: Call, operands: Sequence[Any], here: Here) -> Any:

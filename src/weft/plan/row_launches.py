@@ -25,7 +25,7 @@ from weft.plan.launches import (
     Start,
     tables_in,
 )
-from weft.plan.sizes import SizedPlan
+from weft.plan.sizes import SizedPlan, columns_here
 from weft.tiles import own_rows, rows
 from weft.tiles.hooks import partition
 from weft.tiles.mailboxes import PACKET_BYTES
@@ -224,7 +224,8 @@ class OwnRows(KernelLaunch):
         if found is not None:
             (source,), between = found.operands, found.between
             assert between is not None
-            return bound[source][:, slice(*self.plan.columns(source, between))]
+            buffer, num_ranks = self.plan.buffers[source], self.world.num_ranks
+            return bound[source][:, slice(*columns_here(buffer, between, num_ranks))]
         by = next((one.by for one in self._params if one.name == of), "")
         return self._view(of, by, bound)[:, self.n :]
 

@@ -29,11 +29,6 @@ class SizedPlan:
             allocate.extent_of(size, self.sizes, rank, ranks) for size in self.buffers[name].sizes
         )
 
-    def columns(self, name: str, between: tuple[int, int]) -> tuple[int, int]:
-        """Which of this rank's columns of a buffer are some of all ranks'."""
-        is_split = isinstance(self.buffers[name].sizes[1], Part)
-        return columns_here(between, self.world.num_ranks if is_split else 1)
-
     def rows(self, channel: Channel) -> int:
         """Of all ranks, of which a channel announces some."""
         return allocate.extent_of(channel.rows, self.sizes, 0, self.world.num_ranks)
@@ -53,7 +48,8 @@ class SizedPlan:
         return ceil(columns / channel.columns) if channel.columns else 1
 
 
-def columns_here(between: tuple[int, int], num_ranks: int) -> tuple[int, int]:
-    """Of columns that are those of one piece, split over ranks, this rank's part of the piece."""
-    first, end = between
-    return first // num_ranks, end // num_ranks
+def columns_here(buffer: Buffer, between: tuple[int, int], num_ranks: int) -> tuple[int, int]:
+    """Of some columns of a buffer those that each rank has: where columns are split over ranks, and
+    these are those of one piece, this rank's part of the piece."""
+    (first, end), is_split = between, isinstance(buffer.sizes[1], Part)
+    return (first // num_ranks, end // num_ranks) if is_split else between
