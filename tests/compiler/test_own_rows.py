@@ -279,6 +279,22 @@ def test_rows_that_are_no_one_tile_stay_and_without_a_norm_become_several():
     assert not plan_of(beside, of, Settings(engines={"gathered": "library"})).of(Launch)
 
 
+def test_one_row_is_either_the_row_or_what_it_is_for():
+    def single(x, w, row, gamma):
+        y = rms_norm(row * gamma, gamma)
+        return all_gather(x) @ w, y, rms_norm(row, row)
+
+    of = {
+        "x": Tensor("bfloat16", ("m", 16), Shard(0)),
+        "w": Tensor("bfloat16", (16, 32), Shard(1)),
+        "row": Tensor("bfloat16", (1, K), Replicate()),
+        "gamma": Tensor("bfloat16", (1, K), Replicate()),
+    }
+    plan = plan_of(single, of, Settings(engines={"gathered": "sm_push"}))
+    assert [hooks_of(one)[1] for one in own_kernels(plan)] == ["mul_view", "rms_norm"]
+    assert [one.reads for one in plan.of(Call)] == [("row", "row")]
+
+
 def test_an_epilogue_of_another_template_is_refused():
     (kernel,) = [one for one in own_kernels(plan_of(layer, types())) if "silu" in hooks_of(one)]
     text = core.show(kernel).replace("template(own_rows", "template(every_row")

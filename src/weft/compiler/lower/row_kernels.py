@@ -187,17 +187,12 @@ def _alone(plan: Plan, launch: Launch, formula: str) -> Iterator[core.Statement]
     columns = {do.result: do.operands[0] for do in launch.body if do.kind == "columns"}
     first, *rest = [do for do in launch.body if do.kind != "columns"]
     epsilons, taken = _epsilons(launch), {*launch.reads, *launch.writes, *columns}
-    given: dict[tuple[str, str], core.Param] = {}
+    given: dict[str, core.Param] = {}
     numbers = [core.Param(name, "number", f"{eps:g}") for name, eps in epsilons.values()]
 
     def param(name: str, sort: str, by: str = "") -> str:
-        """What an operand is called: otherwise where it is one row, and rows elsewhere."""
-        if (name, sort) not in given:
-            is_both = any(name == known for known, _ in given)
-            own = _unique(f"{name}_row", taken) if is_both else name
-            by = by or (name if is_both else columns.get(name, ""))
-            given[name, sort] = core.Param(own, sort, by)
-        return given[name, sort].name
+        given.setdefault(name, core.Param(name, sort, by or columns.get(name, "")))
+        return name
 
     there, *others = first.operands
     hooks: list[tuple[str, tuple[str, ...]]] = []

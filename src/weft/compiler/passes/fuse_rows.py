@@ -71,13 +71,17 @@ def _chain(program: Program, first: Task, kernels: dict[str, str]) -> list[Task]
     """What is done to the rows of `first`, one behind the other."""
 
     def fits(one: Task, group: Sequence[Task]) -> bool:
+        chain = (*group, one)
         there = [i for i, name in enumerate(one.operands) if name == group[-1].name]
         names = {each.name for each in group}
         others = [name for name in one.operands if name in names]
         is_next = len(there) == len(others) == 1 and (there == [0] or one.kind in ALIKE)
-        units = {unit for each in (*group, one) if (unit := _unit(each)) is not None}
+        units = {unit for each in chain if (unit := _unit(each)) is not None}
         is_next = is_next and len(units) < 2
-        claimed = {**kernels, **{each.name: first.name for each in (*group, one)}}
+        rows = {name for each in chain for name in _rows(each)}
+        row = {name for each in chain for name in each.operands if name not in _rows(each)}
+        is_next = is_next and not rows & row  # of which there may be one
+        claimed = {**kernels, **{each.name: first.name for each in chain}}
         return is_next and not _refused(program, one) and not cycle_of(program, claimed)
 
     return grown(program, [first], BEHIND, kernels, fits=fits, ends=lambda group: True)
@@ -89,18 +93,21 @@ def _unit(task: Task) -> int | None:
     return 0 if task.kind in BY_ROW else task.head
 
 
+def _rows(task: Task) -> tuple[str, ...]:
+    """The operands of which each row of the result takes its own."""
+    return task.operands if task.kind in ALIKE else task.operands[:1]
+
+
 def _views(program: Program, chain: Sequence[Task]) -> list[Task]:
     """The columns that a chain alone takes."""
     names = {one.name for one in chain}
-    whole = [one.operands[0] for one in chain]
-    whole += [name for one in chain if one.kind in ALIKE for name in one.operands]
-    sources = [program.task(name) for name in dict.fromkeys(whole) if name not in names]
+    whole = dict.fromkeys(name for one in chain for name in _rows(one) if name not in names)
+    sources = [program.task(name) for name in whole]
     return [
         one for one in sources
         if one.kind == "columns" and one.name not in program.results
         and {user.name for user in program.users(one.name)} <= names
-        and all(one.name not in user.operands[1:] or user.kind in ALIKE
-                for user in program.users(one.name))
+        and all(one.name in _rows(user) for user in program.users(one.name))
     ]  # fmt: skip
 
 
@@ -117,6 +124,8 @@ def _refused(program: Program, task: Task) -> str:
         return f"kernels on rows are for {', '.join(FLOATS)}; it is of {kind.dtype}"
     if task.kind.startswith("rope") and task.head and task.head & (task.head - 1):
         return f"heads of {task.head} columns are no power of two, whose halves are one tile's"
+    if {*_rows(task)} & {*task.operands[len(_rows(task)) :]}:
+        return "its row is what it works on"
     if task.kind in WHOLE_ROWS and kind.sizes[1] > MOST_COLUMNS:
         message = f"a row of {kind.sizes[1]} columns"
         return f"{message} is no one tile: it has up to {MOST_COLUMNS}"
