@@ -131,6 +131,7 @@ PROGRAMS = "plan/test_runner.py::test_calls_that_come_again_have_their_own_opera
 PROTOCOL = "tune/test_protocol.py::"
 PERSISTENT = "megakernel/test_check.py::test_breaches_are_found"
 PARTS = "megakernel/test_split_k.py::"
+OWN_ROWS = "compiler/test_own_rows.py::test"
 WORDS = "compiler/test_model_words.py::test_it_is_its_meaning"
 
 FAULTS = [
@@ -624,7 +625,7 @@ FAULTS = [
     Fault("language/triton_api/specialising.py", "(width, value == 1, value % 16 == 0)", "width",
           "strides that 16 does not divide are read 16 bytes at a time",
           "plan/test_prepare.py::test_kinds_tell_apart_what_is_compiled_apart"),
-    Fault("plan/calls.py", "(first // scale, end // scale)", "(first, end)",
+    Fault("plan/sizes.py", "(first // num_ranks, end // num_ranks)", "(first, end)",
           "a rank takes a piece's columns as if it had all", f"{WORDS}[overlapped-pieces]"),
     Fault("plan/calls.py", "return libraries.embedding(*operands, first=first)",
           "return libraries.embedding(*operands, first=first and 0)",
@@ -699,6 +700,19 @@ FAULTS = [
     Fault("layers/stages.py", "i, chunk if what == FORWARD else self.chunks - 1 - chunk)",
           "i, chunk)", "gradients go through a rank's stages as results do",
           "layers/test_pipeline.py::test_no_rank_waits_in_a_circle[2-2-2]"),
+    # ---- kernels of rows that this rank has alone
+    Fault("tiles/own_rows.py", "(i // cut.heads).to(tl.int64) * view.pitch", "i * view.pitch",
+          "heads of wider rows are read where other rows lie",
+          f"{OWN_ROWS}_gates_and_heads_on_ranks"),
+    Fault("plan/row_launches.py", "self._view(of, by, bound)[:, self.n :]",
+          "self._view(of, by, bound)", "a gate is multiplied by itself, not by its value",
+          f"{OWN_ROWS}_gates_and_heads_on_ranks"),
+    Fault("compiler/passes/fuse_rows.py", "is_next = is_next and len(units) < 2", "pass",
+          "what is done to heads and to whole rows is one kernel",
+          f"{OWN_ROWS}_heads_and_whole_rows_are_kernels_of_their_own"),
+    Fault("plan/launches.py", "return self.launch.reads", "return ()",
+          "a view is taken for rows that lie one behind the other",
+          f"{OWN_ROWS}_columns_that_a_product_takes_are_packed"),
 ]  # fmt: skip
 
 

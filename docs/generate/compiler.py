@@ -12,6 +12,7 @@ from generate.blocks import code, table
 from weft.base.errors import PlacementError
 from weft.compiler import (
     Facts,
+    Halves,
     Partial,
     Replicate,
     Shard,
@@ -112,7 +113,7 @@ def engines() -> str:
 
 
 def tiled() -> str:
-    return _changed("engines", "tile")
+    return _changed("fuse_rows", "tile")
 
 
 def swizzled() -> str:
@@ -127,8 +128,9 @@ def partitioned() -> str:
     return _changed("chunk", "partition")
 
 
-def _changed(name: str, behind: str) -> str:
-    before, after = called().tasks[name], called().tasks[behind]
+def _changed(name: str, behind: str, stages: pipeline.Stages | None = None) -> str:
+    tasks = (stages or called()).tasks
+    before, after = tasks[name], tasks[behind]
     lines = [text for old, new in zip(before.tasks, after.tasks) if (text := _difference(old, new))]
     choices = after.choices[len(before.choices) :]
     return code("\n".join([*lines, task.text.show(choices, places=False)]))
@@ -203,6 +205,42 @@ MOE = {
     "up": Tensor("bfloat16", (128, 4096, 3072), Shard(2)),
     "down": Tensor("bfloat16", (128, 1536, 4096), Shard(1)),
 }
+
+
+def layer(x, gain, up, down):
+    h = all_gather(rms_norm(x, gain)) @ up
+    return reduce_scatter(silu_mul(h, side_by_side=True) @ down) + x
+
+
+LAYER = {
+    "x": PARAMETERS["x"],
+    "gain": Tensor("bfloat16", (1, 4096), Replicate()),
+    "up": Tensor("bfloat16", (4096, 24576), Halves(1)),
+    "down": PARAMETERS["w2"],
+}
+
+
+def layer_program() -> str:
+    return code(inspect.getsource(layer))
+
+
+@functools.cache
+def _layer() -> pipeline.Stages:
+    return pipeline.overlap(place(trace(layer, "tp", LAYER)), CALL)
+
+
+def rows_fused() -> str:
+    return _changed("engines", "fuse_rows", _layer())
+
+
+def rows_kernel() -> str:
+    """That of the gate."""
+    made = kernels.lower(_layer().plan).values()
+    gate = next(one for one in made if len(one.at("result")) > 2)
+    shown = [
+        one for one in gate.statements if not isinstance(one, core.Param) or one.sort == "view"
+    ]
+    return code(core.text.show(shown, places=False))
 
 
 def between_program() -> str:

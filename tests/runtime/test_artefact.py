@@ -45,6 +45,7 @@ from weft.compiler import (
 from weft.language import triton_api
 from weft.language.triton_api import LeftOut
 from weft.ops import card
+from weft.ops.ag_rms_gemm import PROGRAM
 from weft.plan import artefact as ahead
 from weft.plan import prepare
 from weft.runtime import artefact as runtime
@@ -91,6 +92,12 @@ def engines(engine: str) -> Any:
     return mlp.options(lowering="overlapped", settings=settings)
 
 
+def normed() -> Any:
+    """The program of an operator whose rows are normed before they travel."""
+    of = PROGRAM.program_of("bfloat16", (("k", K), ("n", N)), RANKS, ())
+    return of.options(settings=Settings(engines={"gathered": "sm_push"}))
+
+
 SM90 = {"template": "sm90", "tile_n": 128, "num_warps": 4, "num_stages": 4}
 AMD = {"template": "plain", "tile_n": 128, "num_warps": 4, "num_stages": 1, "tma": False}
 # What is compiled, its configuration, its m, and for which target.
@@ -106,6 +113,7 @@ CASES = {
     "reduced": ("all_reduce", None, (1, 7, 64)),
     "a program by SMs": (engines("sm_push"), None, (500, 512)),
     "a program by engines": (engines("ce_push"), None, (512,)),
+    "a norm of rows that are gathered": (normed(), None, (1, 500, 512)),
     "a persistent program": (mlp.options(lowering="persistent"), None, (16,)),
     "a program, weights as [n, k]": (engines("sm_push"), None, (500,)),
     "a decode step": (decode.options(lowering="persistent"), None, (1, 3)),
@@ -209,7 +217,8 @@ def called(what: Any, config: Any, world: Any, tensors: list[torch.Tensor], m: i
 
 
 QUICK = ("gathered by SMs", "gathered by packets", "summed by engines", "reduced",
-         "a program by engines", "a persistent program", "reduced on AMD")  # fmt: skip
+         "a program by engines", "a norm of rows that are gathered", "a persistent program",
+         "reduced on AMD")  # fmt: skip
 
 
 @pytest.mark.parametrize("is_recorded", [False, True], ids=["eager", "recorded"])

@@ -15,12 +15,15 @@ from fake_machine import by_stream
 import weft.ops as ops
 from weft.base.errors import TimeoutError
 from weft.compiler import (
+    Halves,
+    Replicate,
     Settings,
     Shard,
     Tensor,
     all_gather,
     program,
     reduce_scatter,
+    rms_norm,
     silu_mul,
 )
 from weft.language import triton_api
@@ -183,18 +186,31 @@ def mlp(x, w1, w2):
     return reduce_scatter(silu_mul(all_gather(x) @ w1) @ w2)
 
 
+@program(
+    x=Tensor("bfloat16", ("m", K), Shard(0)), w1=Tensor("bfloat16", (K, 2 * N), Halves(1)),
+    w2=Tensor("bfloat16", (N, K), Shard(0)), gain=Tensor("bfloat16", (1, K), Replicate()),
+    mesh="tp",
+)  # fmt: skip
+def layer(x, w1, w2, gain):
+    h = all_gather(rms_norm(x, gain)) @ w1
+    return reduce_scatter(silu_mul(h, side_by_side=True) @ w2) + x
+
+
 @pytest.mark.parametrize("engine", ["sm_push", "ce_push"])
-def test_a_programs_calls_are_queued_by_a_list_too(engine, monkeypatch):
-    """Two products, copies and sums, with memory between them that calls share."""
+@pytest.mark.parametrize("made", [mlp, layer], ids=["mlp", "layer"])
+def test_a_programs_calls_are_queued_by_a_list_too(made, engine, monkeypatch):
+    """Two products, copies and sums, with memory between them that calls share; and rows that no
+    product takes, which are no library's call."""
     fresh, results = Memory.results, {}
     monkeypatch.setattr(Memory, "results", lambda self: results.setdefault(id(self), fresh(self)))
 
     def main(world, now):
         rows = 512 // world.num_ranks
         shapes = (rows, K), (K, 2 * N // world.num_ranks), (N // world.num_ranks, K)
+        shapes = (*shapes, (1, K)) if made is layer else shapes
         given = [[torch.zeros(one, dtype=torch.bfloat16) for one in shapes] for _ in range(3)]
         engines = {"gathered": engine, "scattered": engine}
-        compiled = mlp.options(lowering="overlapped", settings=Settings(engines=engines))
+        compiled = made.options(lowering="overlapped", settings=Settings(engines=engines))
 
         def queued(tensors):
             now.log.clear()
@@ -209,7 +225,8 @@ def test_a_programs_calls_are_queued_by_a_list_too(engine, monkeypatch):
         return listed, [queued(given[1]), queued(given[2])]
 
     for listed, plainly in results_of(main, 2):
-        assert sum(one[0] == "launch" for one in plainly[0]) >= 2
+        names = [one[1] for one in plainly[0] if one[0] == "launch"]
+        assert len(names) >= 2 and sum("layer_rows" in one for one in names) == 3 * (made is layer)
         for one, other in zip(listed, plainly, strict=True):
             assert by_stream(one) == by_stream(other)
 

@@ -18,6 +18,7 @@ from weft.compiler.passes.attend import attend
 from weft.compiler.passes.cut_chunks import chunk
 from weft.compiler.passes.engines import engines
 from weft.compiler.passes.fuse import fuse
+from weft.compiler.passes.fuse_rows import fuse_rows
 from weft.compiler.passes.insert_signals import insert_signals
 from weft.compiler.passes.partition import partition
 from weft.compiler.passes.place import place
@@ -55,6 +56,8 @@ def at_call(facts: Facts, settings: Settings) -> tuple[Pass, ...]:
              "before the rest: tiles, engines and orders are of kernels, not of tasks"),
         Pass("engines", partial(engines, **given),
              "before tiles: which tiles are best depends on how rows arrive"),
+        Pass("fuse_rows", fuse_rows,
+             "behind engines: what these leave to libraries leaves its epilogue, too"),
         Pass("tile", partial(tile, extents=settings.tiles),
              "before orders and chunks, which are of tiles"),
         Pass("swizzle", partial(swizzle, facts=facts),

@@ -36,14 +36,17 @@ from weft.ir.kinds import ELEMENTWISE, KINDS, OF_ONE_WIDTH
 # number: a float, or several, which `by` gives. tables: several pointers, to what a router made.
 # count: how many choices a token has, by the table `by`.
 # packets: words on the heap of which each holds data and the flag that says that it has come.
+# view: rows, which may be some columns of wider ones, of the array `by`.
 SORTS = (
     "operand", "pointer", "signals", "slot", "world", "number", "count", "tables", "packets",
+    "view",
 )  # fmt: skip
 # Static: affine, of rows of these params. Tables: filled on the device.
 MAPPINGS = ("static", "tables")
-# What a tile is cut from: all rows; each rank's part of them; all rows, which each rank has; by
-# tables each expert's slots.
-CUTS = {"whole": "static", "part": "static", "each": "static", "experts": "tables"}
+# What a tile is cut from: all rows; each rank's part of them; all rows, which each rank has; what
+# this rank has, whatever others have; by tables each expert's slots.
+CUTS = {"whole": "static", "part": "static", "each": "static", "own": "static",
+        "experts": "tables"}  # fmt: skip
 
 # What each hook may hold beside computing, and why no more.
 HOOKS = {
@@ -57,7 +60,8 @@ HOOKS = {
     "emit": (),  # data alone: its stores may still be under way when it returns
     "announce": ("credit", "notify"),  # a credit where what is told writes to other ranks
     "collect": ("wait",),  # another rank's tile, behind the last one that is multiplied
-    "result": (),  # of rows, own ones and collected ones: what every rank makes of them
+    "result": (),  # of rows, own ones and collected ones: what every rank makes of them; or of own
+    # ones alone
     "done": ("wait", "notify", "finish"),  # this program has read all operands
     "end": ("wait", "notify", "finish", "advance"),  # all that is fused into it is over too
 }
@@ -98,7 +102,11 @@ FUNCTIONS = {
     "add_relayed": ("combine", ("pointer", "mapping")),  # near shares, other nodes' sums
     "add_staged": ("combine", ("pointer", "mapping")),  # as they lie that engines have carried
     # Behind those of GATED a tile is half as wide.
-    **{kind: ("value", ("pointer",) * (KINDS[kind].num_operands - 1)) for kind in ELEMENTWISE},
+    # At `result` of rows that this rank has alone.
+    **{
+        kind: (("value", "result"), ("pointer",) * (KINDS[kind].num_operands - 1))
+        for kind in ELEMENTWISE
+    },
     "store": ("emit", ("operand",)),
     "store_value": ("emit", ("operand", "pointer")),  # the same place; what `value` has made
     "store_own": ("emit", ("operand", "mapping")),
@@ -121,7 +129,8 @@ FUNCTIONS = {
         for kind in OF_ONE_WIDTH
     },
     "rms_norm": (("combine", "result"), ("pointer", "number", "mapping")),
-    "rounded": ("combine", ("pointer",)),  # as they are sent: so all ranks have the same bits
+    # As they are sent: so all ranks have the same bits; or as if they had been stored.
+    "rounded": (("combine", "result"), ("pointer",)),
     # The same, of what is loaded `ahead` of the packets that are waited for.
     "ahead": ("combine", ("pointer", "mapping")),
     "add_ahead": ("combine", ("pointer",)),
@@ -136,6 +145,14 @@ FUNCTIONS = {
     "load_rows": ("collect", ("pointer", "mapping")),
     "store_rows": ("result", ("pointer", "mapping")),
     "store_own_rows": ("result", ("pointer", "mapping")),
+    # Of rows that this rank has alone: a tile of them, or the pairs of which a gate makes one.
+    "load_view": ("ready", ("view", "mapping")),
+    "load_pairs": ("ready", ("view", "mapping")),
+    "add_view": ("result", ("view", "mapping")),
+    "mul_view": ("result", ("view", "mapping")),
+    "turn": ("result", ("view", "pointer", "number", "mapping")),  # heads, by positions
+    "turn_by_table": ("result", ("view", "pointer", "pointer", "mapping")),
+    "store_tile": ("result", ("pointer",)),
 }
 
 # Scales that a product is multiplied by at each block of k, not behind its sums.
@@ -172,6 +189,7 @@ DEPARTURES = {
 FAR = (*(name for name in DEPARTURES if name != "stage"), "send_packets", "push_packets",
        "spread_packets")  # fmt: skip
 
+OWN_ROWS = "own_rows"
 # Template -> how many extents a tile has, and the hooks that it cannot do without.
 TEMPLATES = {
     "gemm": (3, ("order", "ready", "emit")),
@@ -179,9 +197,11 @@ TEMPLATES = {
     "rows": (2, ("order", "ready", "combine", "emit", "result")),
     # The same where each rank sums all rows, whose shares come as packets.
     "every_row": (2, ("order", "ready", "emit", "combine", "result")),
+    # Of rows that this rank has alone, in one pass.
+    OWN_ROWS: (2, ("ready", "result")),
 }
-# Those of whole rows.
-OF_ROWS = ("rows", "every_row")
+# Those of rows.
+OF_ROWS = ("rows", "every_row", OWN_ROWS)
 
 
 def wrong_tile(function: str, tile: Sequence[int], *, is_static: bool) -> str:

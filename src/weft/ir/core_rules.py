@@ -23,6 +23,7 @@ from weft.ir.core import (
     MAPPINGS,
     OF_CHUNKS,
     ORDERS,
+    OWN_ROWS,
     RELAY,
     SCOPES,
     SIGNALS,
@@ -44,6 +45,7 @@ from weft.ir.core import (
     uses,
     wrong_tile,
 )
+from weft.ir.kinds import ELEMENTWISE
 from weft.ir.legality import Rule, Violation, legal, run
 
 
@@ -130,6 +132,12 @@ def _places(kernel: Kernel) -> Iterator[tuple[str, Place]]:
         if one.slot not in (right := homes(one.function)):
             message = " or ".join(right)
             yield f"{one.function} is given as {one.slot}; it is for hook {message}", one.place
+    (template,) = kernel.of(Template)
+    for one in kernel.of(Hook):
+        is_alone = one.slot == "result" and one.function in ELEMENTWISE
+        if is_alone and template.function != OWN_ROWS:
+            message = f"{one.function} is given as result of {template.function}"
+            yield f"{message}; there it is {one.function}_rows", one.place
     for one in kernel.of(SIGNALS):
         word = text.word(type(one))
         if word not in HOOKS[one.slot]:

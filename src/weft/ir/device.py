@@ -171,13 +171,17 @@ def scales_of(name: str) -> str:
 @dataclass(frozen=True)
 class Do:
     """One operation inside a kernel: of buffers, or of values that it has in registers. `scaling`
-    says that a product's operands have scales, in buffers of `scales_of` their names."""
+    says that a product's operands have scales, in buffers of `scales_of` their names; `between`,
+    `head` and `base` are a task's."""
 
     kind: str
     operands: tuple[str, ...]
     result: str
     eps: float | None = None
     scaling: str = ""
+    between: tuple[int, int] | None = None
+    head: int | None = None
+    base: float | None = None
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ from weft.base.providers import provider
 from weft.compiler import attending, experts, libraries
 from weft.compiler.passes.tile import number
 from weft.ir.device import Buffer, Call, Part, Plan, Tiles
+from weft.plan.sizes import columns_here
 
 
 @dataclass(frozen=True)
@@ -128,10 +129,9 @@ def _all_reduce(step: Call, operands: Sequence[Any], here: Here) -> Any:
 
 def _columns(step: Call, operands: Sequence[Any], here: Here) -> Any:
     """Of columns that are split, which are those of one piece, this rank's part of the piece."""
-    is_part = isinstance(here.buffers[step.reads[0]].sizes[1], Part)
-    first, end = step.between or (0, 0)
-    scale = here.world.num_ranks if is_part else 1
-    return libraries.columns(operands[0], (first // scale, end // scale))
+    assert step.between is not None
+    buffer, num_ranks = here.buffers[step.reads[0]], here.world.num_ranks
+    return libraries.columns(operands[0], columns_here(buffer, step.between, num_ranks))
 
 
 def _embedding(step: Call, operands: Sequence[Any], here: Here) -> Any:

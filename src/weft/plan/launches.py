@@ -6,7 +6,7 @@ the operands' itemsize, and whether B is [n, k].
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from math import ceil
 from typing import Any, NamedTuple
 
@@ -53,6 +53,11 @@ class KernelLaunch:
     buffers: Mapping[str, tuple] = {}
     signals: Mapping[str, tuple] = {}
     packets: Mapping[str, str] = {}
+
+    @property
+    def packed(self) -> Sequence[str]:
+        """What it reads by rows that lie one behind the other."""
+        return self.launch.reads
 
     def start(
         self, bound: Mapping[str, Any], words: Mapping[str, Any], slot: Any, split: Any

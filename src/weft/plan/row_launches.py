@@ -15,7 +15,7 @@ from weft.base.errors import ConfigError
 from weft.base.parts import full_part
 from weft.base.place import UNKNOWN, Place
 from weft.base.target import Target
-from weft.compiler.lower import source
+from weft.compiler.lower import compose, source
 from weft.ir import core
 from weft.ir.device import Launch
 from weft.plan.launches import (
@@ -25,13 +25,17 @@ from weft.plan.launches import (
     Start,
     tables_in,
 )
-from weft.plan.sizes import SizedPlan
-from weft.tiles import rows
+from weft.plan.sizes import SizedPlan, columns_here
+from weft.tiles import own_rows, rows
 from weft.tiles.hooks import partition
 from weft.tiles.mailboxes import PACKET_BYTES
 
 # Elements of a tile that a thread has, and threads of a program.
 THREAD_ELEMENTS, MOST_THREADS = 32, 512
+# Of rows that are this rank's alone: elements of a tile, in two or four loads of 16 bytes for each
+# of 128 threads; on the emulator, whose programs are dear.
+OWN_ELEMENTS, EMULATED_ELEMENTS, EMULATED_PROGRAMS = 2048, 256, 3
+OF_WHOLE_ROWS = ("rms_norm", "turn", "turn_by_table")
 
 
 class Rows(NamedTuple):
@@ -169,3 +173,69 @@ class SummedRows(KernelLaunch):
             self.world.arg,
         )
         return Start(self.variants.plain, self.grid, arguments, self.options)
+
+
+class OwnRows(KernelLaunch):
+    """A launch of the template for rows that this rank has alone. Of what it is given it reads
+    columns where they lie: results of calls that are parts of others need not be packed."""
+
+    def __init__(self, plan: SizedPlan, launch: Launch, kernel: core.Kernel) -> None:
+        self.launch, self.kernel, self.world, self.plan = launch, kernel, plan.world, plan
+        self.variants = source.load(kernel)
+        m, self.n = plan.shape(launch.writes[0])
+        n = next((do.head for do in launch.body if do.head), self.n)
+        heads, target = self.n // n if n else 1, plan.world.target
+        is_whole = any(one.function in OF_WHOLE_ROWS for one in kernel.of(core.Hook))
+        tile, threads = own_tile(n, is_whole, target)
+        self.tile = tile.as_constexpr()
+        self.cut = own_rows.Cut(m * heads, n, ceil(n / tile.n), max(1, heads))
+        tiles = max(1, ceil(self.cut.m / tile.m) * self.cut.columns)
+        self.grid = (min(tiles, EMULATED_PROGRAMS) if target.backend == "emu" else tiles, 1, 1)
+        self.options = {"num_warps": threads // target.warp_size}
+        self._params = compose.params_of(kernel)
+
+    def start(
+        self, bound: Mapping[str, torch.Tensor], words: Mapping[str, torch.Tensor], slot: Any,
+        split: Any,
+    ) -> Start:  # fmt: skip
+        given = [self._given(one, bound) for one in self._params]
+        arguments = (
+            *self.variants.arranged(given), slot.arg, self.cut, self.tile, self.world.arg,
+        )  # fmt: skip
+        return Start(self.variants.plain, self.grid, arguments, self.options)
+
+    @property
+    def packed(self) -> list[str]:
+        return [one.by or one.name for one in self._params if one.sort == "pointer"]
+
+    def _given(self, one: core.Param, bound: Mapping[str, torch.Tensor]) -> Any:
+        if one.sort == "number":
+            return float(one.by)
+        if one.sort == "pointer":
+            return bound[one.by or one.name]
+        rows = self._view(one.name, one.by, bound)
+        return own_rows.View(rows, rows.stride(0))
+
+    def _view(self, name: str, of: str, bound: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        """A buffer, or columns of one; of a gate's the second half."""
+        if not of:
+            return bound[name]
+        found = next((do for do in self.launch.body if do.result == name), None)
+        if found is not None:
+            (source,), between = found.operands, found.between
+            assert between is not None
+            buffer, num_ranks = self.plan.buffers[source], self.world.num_ranks
+            return bound[source][:, slice(*columns_here(buffer, between, num_ranks))]
+        by = next((one.by for one in self._params if one.name == of), "")
+        return self._view(of, by, bound)[:, self.n :]
+
+
+def own_tile(n: int, is_whole: bool, target: Target) -> tuple[rows.Tile, int]:
+    """The tile for rows of n columns, and the threads that have it: all columns where rows are
+    worked on as a whole."""
+    most = EMULATED_ELEMENTS if target.backend == "emu" else OWN_ELEMENTS
+    columns = triton.next_power_of_2(max(2, n))
+    if not is_whole:
+        columns = min(columns, most)
+    threads = max(128, min(MOST_THREADS, columns // 16), columns // THREAD_ELEMENTS)
+    return rows.Tile(max(1, most // columns), columns), threads

@@ -18,6 +18,7 @@ import torch
 from weft.base.errors import CallOrderError, OutOfMemoryError, UnsupportedError, UsageError
 from weft.compiler import layouts
 from weft.compiler.lower import kernels, unfused
+from weft.compiler.lower.row_kernels import is_alone
 from weft.ir import device
 from weft.ir.device import After, Call, Copy, Launch, Plan, Take, Wait
 from weft.ir.kinds import WEIGHTED
@@ -31,7 +32,7 @@ from weft.plan.launches import KernelLaunch, Start
 from weft.plan.memory import Memory
 from weft.plan.mixed_list import MixedList
 from weft.plan.product_launches import Product
-from weft.plan.row_launches import SummedRows
+from weft.plan.row_launches import OwnRows, SummedRows
 from weft.plan.sizes import SizedPlan
 from weft.plan.small_launches import GatheredProduct, SmallProduct
 from weft.plan.starts import Starts
@@ -145,7 +146,9 @@ class PlanRunner:
         self._is_empty = 0 in self.sized.sizes.values()
         self._here = Here(world, self.sized.sizes, self.sized.buffers)  # of library calls
         # Views that kernels read, by rows that lie one behind the other.
-        read = {name for one in plan.steps if isinstance(one, Launch) for name in one.reads}
+        packed = {one.kernel: launches[one.kernel].packed for one in plan.of(Launch)
+                  if one.kernel in launches}  # fmt: skip
+        read = {name for one in plan.of(Launch) for name in packed.get(one.kernel, one.reads)}
         read |= {one.source for one in plan.of(Copy)}
         self._packed = {one.writes[0] for one in plan.of(Call)
                         if one.function == "columns" and one.writes[0] in read}  # fmt: skip
@@ -535,7 +538,8 @@ def _launches(
         if (kernel := lowered.get(launch.kernel)) is None:
             continue
         if launch.template == "rows":
-            found[launch.kernel] = SummedRows(sized, launch, kernel)
+            kind = OwnRows if is_alone(launch) else SummedRows
+            found[launch.kernel] = kind(sized, launch, kernel)
         elif any(one.kind == "matmul_tn" for one in launch.body):
             found[launch.kernel] = SummedOverRows(
                 sized, launch, kernel, schedules.get(launch.kernel)

@@ -8,7 +8,7 @@ from typing import Any
 
 from weft.base import topology
 from weft.compiler.passes import allocate
-from weft.ir.device import Buffer, Channel, Plan
+from weft.ir.device import Buffer, Channel, Part, Plan
 from weft.language.mapping import StaticMapping
 
 
@@ -46,3 +46,10 @@ class SizedPlan:
         """Of a part's columns."""
         columns = self.shape(channel.buffer)[-1]
         return ceil(columns / channel.columns) if channel.columns else 1
+
+
+def columns_here(buffer: Buffer, between: tuple[int, int], num_ranks: int) -> tuple[int, int]:
+    """Of some columns of a buffer those that each rank has: where columns are split over ranks, and
+    these are those of one piece, this rank's part of the piece."""
+    (first, end), is_split = between, isinstance(buffer.sizes[1], Part)
+    return (first // num_ranks, end // num_ranks) if is_split else between

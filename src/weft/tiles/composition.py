@@ -55,6 +55,11 @@ MOMENTS_OF_ROWS = MOMENTS | {
     "collect": ("at", "tile"),
 }
 
+# Where rows are this rank's alone.
+MOMENTS_OF_OWN_ROWS = {
+    "begin": (), "end": (), "ready": ("cells", "tile"), "result": ("cells", "value", "tile"),
+}  # fmt: skip
+
 
 # What a function hands to the calls that it makes itself, before all that it was given.
 HANDED = {"fed": ("to",), "pushed": ("to", "chunk")}

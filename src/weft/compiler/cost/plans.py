@@ -420,6 +420,8 @@ class _Times(PlanAt):
         if step.template == "rows":
             if step.body[0].kind == "scatter_rows":  # a row for each of a token's choices
                 moved = self.num_bytes(step.reads[0], rank) + m * self.row_bytes(step.writes[0])
+            elif not step.pushes:
+                moved = self.own_bytes(rank, step)
             else:
                 names = (*step.reads[:2], *step.writes)
                 moved = m * sum(self.row_bytes(name) for name in names)
@@ -430,6 +432,21 @@ class _Times(PlanAt):
             return multiply_us(product, self.multiplies(rank), programs)
         units = prod(product.tiles) * step.split_k
         return ceil(units / programs) * tile_us(product, self.multiplies(rank)) / step.split_k
+
+    def own_bytes(self, rank: int, step: Launch) -> float:
+        """What a kernel on own rows reads and writes: of some operands a few columns."""
+        parts = {do.operands[0]: 0.0 for do in step.body if do.kind == "columns"}
+        for do in step.body:
+            if do.between is not None:
+                wide = self.buffers[do.operands[0]].sizes[1]
+                wide = wide.size if isinstance(wide, Part) else wide
+                share = (do.between[1] - do.between[0]) / self.size(wide, rank)
+                parts[do.operands[0]] += share * self.num_bytes(do.operands[0], rank)
+            if do.kind == "rope_by_table":  # a row of it for each row
+                m, table = self.extents(step.writes[0], rank)[0], do.operands[2]
+                parts[table] = m * self.row_bytes(table)
+        whole = [name for name in (*step.reads, *step.writes) if name not in parts]
+        return sum(parts.values()) + sum(self.num_bytes(name, rank) for name in whole)
 
     def multiply(self, rank: int, start: float, step: Launch) -> Steps:
         """All tiles at once; where they are summed over ranks, each rank is sent all of them."""

@@ -22,8 +22,16 @@ from weft.compiler.passes.swizzle import BY_NODE
 from weft.ir import core
 from weft.ir.kinds import ELEMENTWISE, OF_ONE_WIDTH
 from weft.ir.shapes import ACTIVATIONS, GATED
-from weft.tiles import hierarchy, row_packets, rows, swizzle
-from weft.tiles.composition import MOMENTS, MOMENTS_OF_ROWS, Call, Chain, Hooks, Operand
+from weft.tiles import hierarchy, own_rows, row_packets, rows, swizzle
+from weft.tiles.composition import (
+    MOMENTS,
+    MOMENTS_OF_OWN_ROWS,
+    MOMENTS_OF_ROWS,
+    Call,
+    Chain,
+    Hooks,
+    Operand,
+)
 from weft.tiles.hooks import (
     epilogue,
     feed,
@@ -99,6 +107,13 @@ HOOKS: dict[str, tuple[Any, tuple[str, ...] | None, str]] = {
     "load_rows": (rows.load, None, ""),
     "store_rows": (rows.store, None, ""),
     "store_own_rows": (rows.store_own, None, ""),
+    "load_view": (own_rows.load, None, ""),
+    "load_pairs": (own_rows.load_pairs, None, ""),
+    "add_view": (own_rows.add, None, ""),
+    "mul_view": (own_rows.mul, None, ""),
+    "turn": (own_rows.turn, ("{0}.begin", "{1}", "{2}", "{3}"), ""),
+    "turn_by_table": (own_rows.turn_by_table, ("{0}.begin", "{1}", "{2}", "{3}"), ""),
+    "store_tile": (epilogue.store, ("{0}", "shape.m", "shape.n"), ""),
     **{f"{kind}_rows": (getattr(rows, kind), None, "") for kind in OF_ONE_WIDTH},
     "rms_norm": (rows.rms_norm, ("{0}", "{1}", "{2}.n"), ""),
     "rounded": (rows.rounded, None, ""),
@@ -180,8 +195,11 @@ def _is_by_node(kernel: core.Kernel) -> bool:
 def compose(kernel: core.Kernel) -> Hooks:
     """The hooks of a kernel, which need not be legal: mutants are launched too."""
     where = names_of(kernel)
-    is_rows = kernel.of(core.Template)[0].function in core.OF_ROWS
+    template = kernel.of(core.Template)[0].function
+    is_rows = template in core.OF_ROWS
     moments = MOMENTS_OF_ROWS if is_rows else MOMENTS
+    if template == core.OWN_ROWS:
+        moments = MOMENTS_OF_OWN_ROWS
     chains = {name: Chain(name, moments[name], calls, where)
               for name, calls in calls_of(kernel).items()}  # fmt: skip
     called = {f"operand_{i}" if field == "operands" else f"{field}.{i}": name
@@ -220,10 +238,10 @@ def calls_of(kernel: core.Kernel) -> dict[str, tuple[Call, ...]]:
     ):
         if kernel.at(name):
             found[name] = _calls(kernel, name)
-    (ordered,) = [one for one in kernel.at("order") if isinstance(one, core.Hook)]
-    arrange, function = ORDERS[ordered.function]
-    found["arrange"] = (Call(arrange, ordered.args),)
-    found["order"] = (Call(function),)
+    for ordered in (one for one in kernel.at("order") if isinstance(one, core.Hook)):
+        arrange, function = ORDERS[ordered.function]
+        found["arrange"] = (Call(arrange, ordered.args),)
+        found["order"] = (Call(function),)
     if kernel.of(core.Template)[0].function == "gemm":
         of = {"whole": (), "part": (mapping.name,)}.get(mapping.cuts, (*mapping.of, mapping.name))
         found["count"] = (Call(COUNTS[mapping.cuts], of),)
@@ -314,7 +332,7 @@ def _of_hook(one: core.Hook, kernel: core.Kernel) -> list[_Guarded]:
         args = tuple(_filled(each, names) for each in args)
     gives = f"{one.args[0]}_ahead" if one.function == "ahead" else "value"
     made = [(Call(function, args, gives), guard)]
-    if one.function in GATED:
+    if one.function in GATED and one.slot == "value":
         made.append((Call(epilogue.halved, gives="cells"), ""))
         made.append((Call(epilogue.half, (_known(one, kernel)["{columns}"],), "columns"), ""))
     return made
@@ -329,6 +347,9 @@ def _filled(text: str, names: dict[str, str]) -> str:
 def _known(one: core.Hook, kernel: core.Kernel) -> dict[str, str]:
     """What arguments of epilogues name beside their own."""
     chain = kernel.at("value")
+    if one.slot == "result":  # of rows that lie as the first ones that are loaded
+        (loaded,) = [each for each in kernel.at("ready") if isinstance(each, core.Hook)]
+        return {"{dtype}": f"{loaded.args[0]}.begin.dtype.element_ty", "{columns}": "shape.n"}
     if not chain:
         return {"{columns}": "shape.n"}
     (stored,) = kernel.at("emit")

@@ -159,7 +159,7 @@ def _by_tables(program: Program, unit: tuple[Task, ...]) -> Unit:
     reads = dict.fromkeys(x for one in (*fed, *unit) for x in one.operands if x not in inside)
     launch = Launch(
         chief.kernel, (*reads, *names), made_for_others(program, unit), names, template="grouped",
-        body=tuple(Do(one.kind, one.operands, one.name, one.eps) for one in (*fed, *unit)),
+        body=tuple(map(_do, (*fed, *unit))),
         tile=chief.tile, order=chief.order, programs=chief.programs, spare=chief.spare,
         place=chief.place,
     )  # fmt: skip
@@ -270,8 +270,7 @@ def _kernel(program: Program, unit: tuple[Task, ...]) -> Unit:
     launch = Launch(
         first.kernel, tuple(dict.fromkeys((*_reads(program, unit), *read))), made, tuple(names),
         template="small" if any(one.engine in LL for one in fed) else _template(unit),
-        body=tuple(Do(one.kind, one.operands, one.name, one.eps, one.scaling)
-                   for one in (*fed, *unit)),
+        body=tuple(map(_do, (*fed, *unit))),
         tile=first.tile, order=first.order, programs=first.programs, spare=first.spare,
         split_k=first.split_k, place=first.place,
     )  # fmt: skip
@@ -306,7 +305,7 @@ def _staged(
     kind = _type(total)
     sizes = (NUM_RANKS, Tiles(kind.sizes[0], first.tile[0]), kind.sizes[1])
     staged = Buffer(buffers.staged, kind.dtype, sizes, place=total.place)
-    *inside, last = (Do(one.kind, one.operands, one.name, one.eps, one.scaling) for one in unit)
+    *inside, last = map(_do, unit)
     launch = Launch(
         first.kernel, (*_reads(program, unit), buffers.partials), (total.name, staged.name),
         template="gemm", body=(*inside, Do("stage", last.operands, staged.name), last),
@@ -353,6 +352,12 @@ def _symmetric_of(program: Program, unit: Sequence[Task], buffers: SumBuffers) -
         of = _type(program.task(value))
         found.append(Buffer(name, of.dtype, of.sizes, role, place=total.place))
     return found
+
+
+def _do(task: Task) -> Do:
+    """A task as what a kernel does."""
+    return Do(task.kind, task.operands, task.name, task.eps, task.scaling, task.between, task.head,
+              task.base)  # fmt: skip
 
 
 def _type(task: Task) -> Type:

@@ -22,12 +22,23 @@ that are scattered each rank keeps its own:
         hook(emit, push, (partials, parts))
         notify(announce, partials_ready, owner, parts)
         hook(result, store_own_rows, (scattered, parts))
+
+Rows of this rank alone are loaded once, worked on and stored, with no other rank to wait for:
+
+    body=(add(h, residual) -> total, rms_norm(total, w) -> normed), writes=(total, normed)
+    ->  hook(ready, load_view, (h, cut))
+        hook(result, add_view, (residual, cut))
+        hook(result, store_tile, (total,))
+        hook(result, rounded, (w,))
+        hook(result, rms_norm, (w, eps, cut))
+        hook(result, store_tile, (normed,))
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from itertools import takewhile
+from math import log2
 
 from weft.base.errors import UnsupportedError
 from weft.compiler.lower import params
@@ -36,8 +47,13 @@ from weft.compiler.passes.swizzle import BY_NODE
 from weft.ir import core
 from weft.ir.device import Channel, Do, Launch, Plan
 from weft.ir.kinds import OF_ONE_WIDTH
+from weft.ir.shapes import GATED, ROWS
 from weft.tiles.rows import MOST_COLUMNS
 
+# Of rows, and of heads as rows.
+NORMS = ("rms_norm", "head_norm")
+# Of a gate whose columns lie side by side.
+HALVES = "_halves"
 # What is done to rows, by kind.
 WORK = {**{kind: f"{kind}_rows" for kind in OF_ONE_WIDTH}, "rms_norm": "rms_norm"}
 
@@ -47,6 +63,9 @@ def statements(plan: Plan, launch: Launch, formula: str) -> Iterator[core.Statem
 
     Raises  UnsupportedError: what no hook is known for, at the user's line
     """
+    if is_alone(launch):
+        yield from _alone(plan, launch, formula)
+        return
     _require(launch)
     announced = params.announced(plan, launch)
     if any(one.by == "packet" for one in announced):
@@ -158,6 +177,60 @@ def _added_up(
     yield core.Hook("combine", "rounded", (launch.writes[0],))
 
 
+def is_alone(launch: Launch) -> bool:
+    """Does a launch work on rows that this rank has, and with no other rank?"""
+    return launch.template == "rows" and not launch.pushes
+
+
+def _alone(plan: Plan, launch: Launch, formula: str) -> Iterator[core.Statement]:
+    """A chain on rows that are loaded once; and others that are loaded where they join it."""
+    columns = {do.result: do.operands[0] for do in launch.body if do.kind == "columns"}
+    first, *rest = [do for do in launch.body if do.kind != "columns"]
+    epsilons, taken = _epsilons(launch), {*launch.reads, *launch.writes, *columns}
+    given: dict[str, core.Param] = {}
+    numbers = [core.Param(name, "number", f"{eps:g}") for name, eps in epsilons.values()]
+
+    def param(name: str, sort: str, by: str = "") -> str:
+        given.setdefault(name, core.Param(name, sort, by or columns.get(name, "")))
+        return name
+
+    there, *others = first.operands
+    hooks: list[tuple[str, tuple[str, ...]]] = []
+    loaded = (param(there, "view"), "cut")
+    if first.kind.endswith(HALVES):
+        hooks.append((first.kind.removesuffix(f"_mul{HALVES}"), ()))
+        hooks.append(("mul_view", (param(_unique(f"{there}_up", taken), "view", there), "cut")))
+    for do in (first, *rest):
+        if do is not first:
+            others = [name for name in do.operands if name != there]
+        if do.kind in ROWS:
+            hooks.append((f"{do.kind}_view", (param(others[0], "view"), "cut")))
+        elif do.kind in NORMS:
+            weight = param(others[0], "pointer")
+            hooks += [("rounded", (weight,))] if do is not first else []
+            hooks.append(("rms_norm", (weight, epsilons[do.result][0], "cut")))
+        elif do.kind == "rope":
+            assert do.base is not None
+            base = _unique(f"log2_base_of_{do.result}", taken)
+            numbers.append(core.Param(base, "number", repr(log2(do.base))))
+            hooks.append(("turn", (loaded[0], param(others[0], "pointer"), base, "cut")))
+        elif do.kind == "rope_by_table":
+            tables = (param(name, "pointer") for name in others)
+            hooks.append(("turn_by_table", (loaded[0], *tables, "cut")))
+        elif not do.kind.endswith(HALVES):
+            hooks.append((do.kind, tuple(param(name, "pointer") for name in others)))
+        if do.result in launch.writes:
+            hooks.append(("store_tile", (param(do.result, "pointer"),)))
+        there = do.result
+    yield from (*given.values(), *numbers)
+    yield from params.around(plan, launch)
+    yield core.Mapping("cut", "static", loaded[:1], cuts="own")
+    yield core.Template(core.OWN_ROWS, launch.tile, formula)
+    yield core.Hook("ready", "load_pairs" if first.kind in GATED else "load_view", loaded)
+    for function, args in hooks:
+        yield core.Hook("result", function, args)
+
+
 def _body(launch: Launch) -> tuple[Do, ...]:
     """The sum over ranks and what is done to its rows."""
     return launch.body[launch.body[0].kind == "scatter_rows" :]
@@ -172,7 +245,10 @@ def _table(launch: Launch) -> Iterator[core.Param]:
 
 
 def _choices(launch: Launch) -> str:
-    name, taken = "top_k", {*launch.reads, *launch.writes, *launch.pushes}
+    return _unique("top_k", {*launch.reads, *launch.writes, *launch.pushes})
+
+
+def _unique(name: str, taken: Collection[str]) -> str:
     while name in taken:
         name += "_"
     return name
@@ -235,7 +311,7 @@ def _epsilons(launch: Launch) -> dict[str, tuple[str, float]]:
     taken = {*launch.reads, *launch.writes}
     found: dict[str, tuple[str, float]] = {}
     for do in launch.body:
-        if do.kind == "rms_norm":
+        if do.kind in NORMS:
             assert do.eps is not None
             name = f"eps_of_{do.result}" if "eps" in taken else "eps"
             taken.add(name)

@@ -12,7 +12,7 @@ from weft.compiler.lower import compose, source
 from weft.ir import core
 from weft.language.mapping import StaticMapping
 from weft.language.world_arg import SlotArg, WorldArg, language_version
-from weft.tiles import gemm, gemm_sm90, rows
+from weft.tiles import gemm, gemm_sm90, own_rows, rows
 from weft.tiles.hooks import partition, split_k, table, whole
 from weft.tiles.hooks.scatter import MOST_PEERS
 
@@ -36,6 +36,7 @@ TUPLES = {
     "whole": StaticMapping,
     "part": partition.Parts,
     "each": partition.Parts,
+    "own": own_rows.Cut,
     "experts": table.Experts,
 }
 # Elements that a communication CTA moves at a time.
@@ -74,7 +75,7 @@ def record(kernel: core.Kernel, variant: str, given: Specialised) -> KernelRecor
     if variant == "plain":
         options["num_stages"] = given.num_stages
     divide = [] if is_rows else [f"shape.{name}" for name in gemm.Shape._fields if name != "m"]
-    if cut is partition.Parts:
+    if cut in (partition.Parts, own_rows.Cut):
         divide.append("mapping.n")
     suffix = "_sm90" if variant == "sm90" else ""
     return KernelRecord(
@@ -94,10 +95,18 @@ def arranged(
     signature: dict[str, object] = {
         name: "constexpr" if word is None else word for name, word in zip(fn.arg_names[1:], first)
     }
-    named = tuple(table.Tables(*word) if isinstance(word, list) else None for word in arrays)
+    named = tuple(_named(word) if isinstance(word, list) else None for word in arrays)
     aligned = [name for name, word in signature.items() if str(word).startswith("*")]
     aligned += [f"arrays.{i}" for i, word in enumerate(arrays) if str(word).startswith("*")]
+    for i, word in enumerate(named):
+        if isinstance(word, own_rows.View):
+            aligned += [f"arrays.{i}.{name}" for name in word._fields]
     return signature | {"hooks": "constexpr"}, {"hooks": hooks, "arrays": named}, aligned
+
+
+def _named(words: Sequence[str]) -> Any:
+    """What a kernel is given as several values."""
+    return table.Tables(*words) if words == [*TABLES] else own_rows.View(*words)
 
 
 def _add_constants(
@@ -126,6 +135,8 @@ def _word(kernel: core.Kernel, one: core.Param, variant: str, given: Specialised
     if one.sort in _WORDS:
         return _WORDS[one.sort]
     element = DTYPES[given.dtype].triton
+    if one.sort == "view":
+        return [f"*{element}", "i32"]
     is_described = variant == "sm90" or (given.tma and not leaves_by_pointers(kernel, one))
     if one.sort == "pointer" or not is_described:
         return f"*{element}"

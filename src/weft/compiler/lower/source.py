@@ -14,12 +14,13 @@ from typing import Any, NamedTuple
 from weft.compiler.lower.compose import compose, has_sm90, operands_apart, params_of
 from weft.ir import core
 from weft.language import triton_api
-from weft.tiles import composed, row_packets, rows
+from weft.tiles import composed, own_rows, row_packets, rows
 from weft.tiles.composition import Hooks
 from weft.tiles.hooks.scatter import MOST_PEERS
 
 # Template -> its kernel.
-KERNELS = {"gemm": composed.product, "rows": rows.rows, "every_row": row_packets.every_row}
+KERNELS = {"gemm": composed.product, "rows": rows.rows, "every_row": row_packets.every_row,
+           core.OWN_ROWS: own_rows.own_rows}  # fmt: skip
 # Operands that a kernel takes one by one, and arrays of which there are descriptors by peer.
 OPERANDS, DESCRIBED = 4, 2
 _NONE = (None,) * (DESCRIBED * MOST_PEERS)

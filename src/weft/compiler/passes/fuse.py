@@ -16,7 +16,7 @@ tile of the product. A product alone is the library's: nothing is faster.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from weft.ir.choice import Choice
@@ -115,7 +115,7 @@ def _gathered_by_table(
     gather = program.task(rows.operands[0])
     if gather.kind != "all_gather" or gather.dim != 0 or not _is_only_for(program, gather, rows):
         return None
-    product = _grown(
+    product = grown(
         program, [task], GROUPED_EPILOGUES, kernels, ends=lambda one: _is_end(program, one)
     )
     return gather, [rows, *product]
@@ -154,7 +154,7 @@ def _is_only_for(program: Program, task: Task, user: Task) -> bool:
 
 def _of_product(program: Program, task: Task, kernels: dict[str, str]) -> list[Task]:
     """A product, what is done to it in registers, and the collective that ends it."""
-    group = _grown(program, [task], ELEMENTWISE, kernels, ends=lambda one: _is_end(program, one))
+    group = grown(program, [task], ELEMENTWISE, kernels, ends=lambda one: _is_end(program, one))
     last = group[-1]
     users = program.users(last.name)
     if len(users) == 1 and last.name not in program.results and _can_scatter(users[0]):
@@ -169,19 +169,21 @@ def _can_scatter(task: Task) -> bool:
 def _of_sum(program: Program, task: Task, kernels: dict[str, str]) -> list[Task]:
     """A sum over ranks, and what is done to its rows: any of its values may be used elsewhere."""
 
-    def fits(one: Task, inner: Sequence[str]) -> bool:
+    def fits(one: Task, group: Sequence[Task]) -> bool:
         # A row is worked on by the rank that sums it: what it meets there must be the same on all.
         operands = [program.task(name).type for name in one.operands]
         is_whole = all(kind is not None and kind.placement == Replicate() for kind in operands)
-        is_row = one.kind != "rms_norm" or inner == [one.operands[0]]
+        row, *others = one.operands
+        made = {each.name for each in group}
+        is_row = one.kind != "rms_norm" or (row in made and not made & {*others})
         return is_whole and is_row
 
-    return _grown(program, [task], ROW_WISE, kernels, fits=fits, ends=lambda group: True)
+    return grown(program, [task], ROW_WISE, kernels, fits=fits, ends=lambda group: True)
 
 
-def _grown(
-    program: Program, group: list[Task], kinds: Sequence[str], kernels: dict[str, str], *,
-    fits: Callable[[Task, Sequence[str]], bool] = lambda task, inner: True,
+def grown(
+    program: Program, group: list[Task], kinds: Sequence[str], kernels: Mapping[str, str], *,
+    fits: Callable[[Task, Sequence[Task]], bool] = lambda task, group: True,
     ends: Callable[[Sequence[Task]], bool],
 ) -> list[Task]:  # fmt: skip
     """`group` and the tasks behind it that can follow, cut where it `ends` well."""
@@ -192,7 +194,7 @@ def _grown(
         inner = [name for name in task.operands if name in {one.name for one in group}]
         outer = [name for name in task.operands if name not in inner]
         follows = task.kind in kinds and inner and not kernels.get(task.name)
-        if follows and not behind & set(outer) and fits(task, inner):
+        if follows and not behind & set(outer) and fits(task, group):
             group = [*group, task]
             if ends(group):
                 best = group

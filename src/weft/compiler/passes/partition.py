@@ -35,6 +35,8 @@ def partition(program: Program, facts: Facts) -> Program:
         first = program.chief(name)
         if first.kind == "all_gather" and first.engine in INSIDE:  # by the product's own programs
             continue
+        if first.programs:  # rows of this rank alone
+            continue
         if first.kind in PRODUCTS:
             left = program.task(first.operands[0]).type
             assert left is not None

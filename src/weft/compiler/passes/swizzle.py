@@ -36,7 +36,8 @@ WHY = {
 
 
 def swizzle(program: Program, facts: Facts) -> Program:
-    kernels = [one for one in program.kernels if program.of_kernel(one)[0].kind != "all_gather"]
+    kernels = [one for one in program.kernels if program.of_kernel(one)[0].kind != "all_gather"
+               and not program.chief(one).order]  # fmt: skip
     orders: dict[str, str] = {}
     choices = []
     for name in kernels:

@@ -21,38 +21,8 @@ import triton
 import triton.language as tl
 
 from weft.megakernel.tasks import parts
+from weft.tiles import angles, attention_decode, fragments, softmax, swizzle
 from weft.tiles import attention as tiles
-from weft.tiles import attention_decode, fragments, softmax, swizzle
-
-
-@triton.jit
-def cos_sin(angle):
-    """(cos, sin), wrong by about 1e-7 for each unit of the angle, as an angle in fp32 is too.
-
-    By polynomials within an eighth of a turn, then the quarter that it lies in: the libraries'
-    functions need local memory for angles that no position has.
-
-    Source  Cephes, sinf.c
-    """
-    turns = angle * 0.15915494309189535
-    quarter = tl.floor(turns * 4 + 0.5)
-    rest = (turns - quarter * 0.25) * 6.283185307179586
-    square = rest * rest
-    sin = rest + rest * square * (
-        -1.6666654611e-1 + square * (8.3321608736e-3 - square * 1.9515295891e-4)
-    )
-    cos = (
-        1
-        - square * 0.5
-        + square
-        * square
-        * (4.166664568298827e-2 + square * (-1.388731625493765e-3 + square * 2.443315711809948e-5))
-    )
-    quadrant = quarter.to(tl.int32) & 3
-    is_odd = (quadrant & 1) == 1
-    cos, sin = tl.where(is_odd, sin, cos), tl.where(is_odd, cos, sin)
-    is_back = (quadrant == 1) | (quadrant == 2)
-    return tl.where(is_back, -cos, cos), tl.where(quadrant >= 2, -sin, sin)
 
 
 @triton.jit
@@ -77,7 +47,7 @@ def rope(
     own, other, i, j = _load_halves(at, x, m, n, stride_x, head, tile)
     position = tl.load(lengths + i, mask=i < m, other=1) - 1
     speed = tl.exp2((j % (head // 2)).to(tl.float32) * (-2.0 * log2_base / head))
-    cos, sin = cos_sin(position.to(tl.float32)[:, None] * speed[None, :])
+    cos, sin = angles.cos_sin(position.to(tl.float32)[:, None] * speed[None, :])
     emit(at, fragments.whole(at, tile), own * cos + other * sin, emit_args)
 
 
