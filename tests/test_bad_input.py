@@ -250,12 +250,12 @@ def test_a_dtype_that_is_not_supported(ranks):
 @pytest.mark.parametrize(
     "call, error, words",
     [
-        (lambda x, w: weft.ops.all_to_all(x, world=w, splits=[4]), UsageError, "splits is of type list"),
+        (lambda x, w: weft.ops.all_to_all(x, world=w, splits=[4]), UsageError, "splits is .* list"),
         (lambda x, w: weft.ops.ag_gemm(x, x, world=w, out=[1]), UsageError, "out is of type list"),
-        (lambda x, w: weft.ops.ag_gemm(x, x, world=w, m=4.0), ShapeError, "m=4.0 is not a whole number"),
-        (lambda x, w: weft.ops.all_gather(x, world=w, m="4"), ShapeError, "m='4' is not a whole number"),
+        (lambda x, w: weft.ops.ag_gemm(x, x, world=w, m=4.0), ShapeError, "m=4.0 is not a whole"),
+        (lambda x, w: weft.ops.all_gather(x, world=w, m="4"), ShapeError, "m='4' is not a whole"),
     ],
-)  # fmt: skip
+)
 def test_arguments_of_another_type(ranks, call, error, words):
     with pytest.raises(error, match=words):
         ranks(lambda: call(torch.ones(4, 4), weft.init()), 1)

@@ -103,7 +103,7 @@ def generated(subject: Any, target: Target, notes: list[str]) -> Iterator[tuple[
     for launch in plan.of(Launch):
         try:
             if launch.template not in ("gemm", "grouped"):
-                raise UnsupportedError(f"it is of the template {launch.template}, with no record")
+                raise UnsupportedError(f"without -o DIR only products are, not {launch.template}")
             variants = source.load(kernel := kernels.lower_launch(plan, launch))
         except UnsupportedError as error:
             note = f"{launch.kernel} is not compiled ahead: {error.message}"
