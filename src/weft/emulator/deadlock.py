@@ -226,9 +226,9 @@ class Deadlock:
             f" {element_name(waiting.allocation, waiting.index)} {expects}, which is {now}\n"
             f"      at {_deep(waiting.place)}"
         )
-        if isinstance(waiter, Program) and not _is_users(waiting.place):
-            launched = waiter.work.place
-            line += f"\n      launched at {_short(launched)}" if _is_users(launched) else ""
+        work = waiter.work if isinstance(waiter, Program) else None
+        if work is not None and _is_users(work.place) and not _is_users(waiting.place):
+            line += f"\n      launched at {_short(work.place)}"
         if len(waiters) > 1:
             ranks = sorted({other.rank for other in waiters})
             line += (
