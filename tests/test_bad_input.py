@@ -247,6 +247,20 @@ def test_a_dtype_that_is_not_supported(ranks):
         ranks(ag_gemm((4, 8), (8, 3), torch.int32, torch.int32), 2)
 
 
+@pytest.mark.parametrize(
+    "call, error, words",
+    [
+        (lambda x, w: weft.ops.all_to_all(x, world=w, splits=[4]), UsageError, "splits is .* list"),
+        (lambda x, w: weft.ops.ag_gemm(x, x, world=w, out=[1]), UsageError, "out is of type list"),
+        (lambda x, w: weft.ops.ag_gemm(x, x, world=w, m=4.0), ShapeError, "m=4.0 is not a whole"),
+        (lambda x, w: weft.ops.all_gather(x, world=w, m="4"), ShapeError, "m='4' is not a whole"),
+    ],
+)
+def test_arguments_of_another_type(ranks, call, error, words):
+    with pytest.raises(error, match=words):
+        ranks(lambda: call(torch.ones(4, 4), weft.init()), 1)
+
+
 def test_shards_that_do_not_add_up(ranks):
     """Rank 2 holds one row less, and nobody said how many there are."""
 

@@ -195,6 +195,22 @@ def test_a_process_is_what_every_rank_believes_to_be():
     assert dict(os.environ) == before
 
 
+def test_ranks_print_whole_lines(capsys):
+    """Text of a tensor waits for the device, and meanwhile another rank goes on."""
+
+    def main():
+        x = torch.zeros(1)
+        scale[(1,)](x, 1.0, BLOCK=1)
+        print("rank", os.environ["RANK"], x)
+        print("no newline", end="")
+
+    with weft.emulated(ranks=4) as ranks:
+        ranks.run(main)
+    out = capsys.readouterr().out
+    lines = [f"rank {rank} tensor([0.])" for rank in range(4)]
+    assert sorted(out.splitlines()[:4]) == lines and out.count("no newline") == 4
+
+
 def test_nodes_share_the_ranks_unevenly():
     def main():
         return tuple(os.environ[key] for key in ("GROUP_RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE"))

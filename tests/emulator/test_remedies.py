@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 import triton
@@ -9,6 +11,7 @@ import triton.language as tl
 
 import weft
 import weft.language as wl
+import weft.ops
 
 
 @triton.jit
@@ -150,6 +153,19 @@ def test_a_wait_is_told_once():
     text = str(run(main))
     assert text.count("wl.wait(ready, at_least=3)") == 1
     assert "language/emu" not in text and "runtime/" not in text
+
+
+def test_a_kernel_of_wefts_own_is_told_with_the_call():
+    def main():
+        world, x = weft.init(), torch.ones(4, 4)
+        weft.ops.all_gather(x, world=world)
+        if world.rank == 0:
+            weft.ops.all_gather(x, world=world)  # alone
+        world.close()
+
+    lines = Path(__file__).read_text().splitlines()
+    (call,) = (n for n, line in enumerate(lines, 1) if line.endswith("world=world)  # alone"))
+    assert f"launched at {__file__}:{call}\n" in str(run(main))
 
 
 @triton.jit

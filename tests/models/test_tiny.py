@@ -46,3 +46,5 @@ def test_mistakes(tiny):
         models.make_tiny("nowhere", "gpt")
     with pytest.raises(weft.UsageError, match="has a model already"):
         models.make_tiny(tiny("llama"), "llama")
+    with pytest.raises(weft.UsageError, match="cannot be made: Not a directory"):
+        models.make_tiny(f"{__file__}/tiny", "llama")

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -181,7 +184,7 @@ def test_a_users_program(tmp_path, capsys):
     (["ag_gemm", "--show", "choices,novel"], "'novel' is none of choices"),
     (["ag_gemm", "--target", "cuda:7"], "cuda:7"),
     (["no_such.py:mlp"], "no file no_such.py"),
-    ([f"{__file__}:mlp"], "it has none"),
+    ([f"{__file__}:mlp"], "test_explain.py has no program 'mlp', as FILE.py:NAME; it has none"),
 ])  # fmt: skip
 def test_misuse(words, said, capsys):
     assert main(["explain", *words]) == 2
@@ -194,6 +197,31 @@ def test_a_file_that_runs_when_it_is_imported(tmp_path, capsys):
     assert main(["explain", f"{script}:mlp"]) == 2
     told = capsys.readouterr().err
     assert "runs.py:2: " in told and "AttributeError" in told and "__main__" in told
+
+
+def test_a_mistake_in_a_program_is_no_matter_of_importing_it(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # named as a user names it: by a relative path
+    Path("wrong.py").write_text(PROGRAM.replace("bfloat16", "bfloat61"))
+    line = next(n for n, text in enumerate(PROGRAM.splitlines(), 1) if "bfloat16" in text)
+    assert main(["explain", "wrong.py:mlp"]) == 2
+    told = capsys.readouterr().err
+    assert f"wrong.py:{line}: " in told and "'bfloat61'" in told and "__main__" not in told
+
+
+def test_times_of_a_machine_that_was_not_measured_say_whose_they_are(capsys):
+    times = ["explain", "ag_gemm", "--show", "times", "--target"]
+    assert main([*times, "hip:gfx942"]) == 0
+    assert "no machine of hip:gfx942 was measured" in capsys.readouterr().out
+    assert main([*times, "cuda:90"]) == 0
+    assert "was measured" not in capsys.readouterr().out
+
+
+def test_an_operator_is_found_without_the_others():
+    asked = "import sys; from weft.tools.programs import find_op; find_op('ag_gemm')"
+    never = (
+        "assert 'torch._dynamo' not in sys.modules and 'weft.ops.ep_dispatch' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", f"{asked}; {never}"], check=True)
 
 
 @pytest.mark.parametrize("op", ["ag_moe", "moe_rs"])

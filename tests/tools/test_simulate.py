@@ -65,6 +65,11 @@ def test_mistakes_say_what_to_write(capsys, words, said):
     assert said in " ".join(capsys.readouterr().err.split())
 
 
+def test_an_operator_is_no_program(capsys):
+    assert main(["simulate", "ag_gemm"]) == 2
+    assert "no file ag_gemm; an operator is no program" in " ".join(capsys.readouterr().err.split())
+
+
 def test_a_picture_needs_its_library(capsys, monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     assert main(["simulate", LAYER, "--ranks", "8", "-o", str(tmp_path / "x.png")]) == 2

@@ -19,7 +19,8 @@ def whole_number(
     try:
         number = operator.index(value)
     except TypeError:
-        raise error(f"{what} is {value!r}, not a whole number; use // or int()") from None
+        remedy = "; use // or int()" if isinstance(value, (float, str)) else ""
+        raise error(f"{what} is {value!r}, not a whole number{remedy}") from None
     if number < at_least:
         raise error(f"{what} is {number}; it must be {at_least} or more")
     return number

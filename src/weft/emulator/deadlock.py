@@ -10,6 +10,7 @@ import numpy as np
 from weft.base.counts import counted
 from weft.base.place import Place
 from weft.base.report import Finding, Side
+from weft.base.user_place import is_users
 from weft.emulator.device import Device
 from weft.emulator.findings import element_name, tensor_name
 from weft.emulator.programs import Program
@@ -225,6 +226,9 @@ class Deadlock:
             f" {element_name(waiting.allocation, waiting.index)} {expects}, which is {now}\n"
             f"      at {_deep(waiting.place)}"
         )
+        work = waiter.work if isinstance(waiter, Program) else None
+        if work is not None and _is_users(work.place) and not _is_users(waiting.place):
+            line += f"\n      launched at {_short(work.place)}"
         if len(waiters) > 1:
             ranks = sorted({other.rank for other in waiters})
             line += (
@@ -299,6 +303,10 @@ def _wants(waiter: Stuck) -> tuple[str, str, str]:
     if expected is None:
         return "a change of", "another value", str(word)
     return f"at least {expected} in", f">= {expected}", str(word)
+
+
+def _is_users(place: Place) -> bool:
+    return (frame := place.outermost) is not None and is_users(frame.file) is True
 
 
 def _short(place: Place) -> str:

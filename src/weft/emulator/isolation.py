@@ -1,4 +1,5 @@
-"""What a process owns and emulated ranks must not share: environment, modules, random state.
+"""What a process owns and emulated ranks must not share: environment, modules, random state,
+lines on standard output.
 
 Ranks are threads of one process and one runs at a time. `Isolation.switch(rank)` is called right
 before a thread of another rank goes on; it puts the previous rank's state aside and the next
@@ -12,6 +13,7 @@ import os
 import random
 import sys
 from types import ModuleType
+from typing import Any, TextIO
 
 import numpy as np
 import torch
@@ -30,12 +32,40 @@ TORCH_DEFAULT_SEED = 67280421310721
 MASTER_ADDRESS, MASTER_PORT = "127.0.0.1", "29500"
 
 
+class _Lines:
+    """A rank's standard output: what it prints comes in whole lines, as that of a process does,
+    though another rank may go on while `print` makes text of a tensor."""
+
+    def __init__(self, process: TextIO) -> None:
+        self.process, self.text = process, ""
+
+    def write(self, text: str) -> int:
+        whole, newline, self.text = (self.text + text).rpartition("\n")
+        if newline:
+            self.process.write(whole + newline)
+        return len(text)
+
+    def flush(self) -> None:
+        self.process.write(self.text)
+        self.process.flush()
+        self.text = ""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.process, name)
+
+
+def process_stdout() -> TextIO:
+    """The standard output that ranks share."""
+    return getattr(sys.stdout, "process", sys.stdout)
+
+
 class _RankState:
     """One rank's process-wide state while another rank runs."""
 
     def __init__(self, environment: dict, seed: int) -> None:
         self.environment = environment
         self.argv = sys.argv
+        self.stdout: Any = sys.stdout
         self.modules: dict[str, ModuleType] = {}
         # A fresh process starts torch from one fixed seed, and the others from entropy: here
         # from the session's seed and the rank, so that a run can be repeated.
@@ -77,6 +107,8 @@ class Isolation:
         self.own.numpy_generator = np.random.get_bit_generator()
         self.known_modules = set(sys.modules)
         self.num_modules = len(sys.modules)
+        for state in self.ranks:
+            state.stdout = _Lines(process_stdout())
 
     def stop(self) -> None:
         """Give the process its own state back."""
@@ -84,6 +116,9 @@ class Isolation:
             self._put_aside(self.ranks[self.current])
             self._put_in_place(self.own)
             self.current = None
+        for state in self.ranks:
+            if getattr(state.stdout, "text", ""):
+                state.stdout.flush()
         _repair_c_environment(self.own.environment, [rank.environment for rank in self.ranks])
 
     def switch(self, rank: int | None) -> None:
@@ -98,7 +133,7 @@ class Isolation:
         state.torch_state = torch.get_rng_state()
         state.python_state = random.getstate()
         state.default_dtype = torch.get_default_dtype()
-        state.argv = sys.argv
+        state.argv, state.stdout = sys.argv, sys.stdout
         if state is not self.own:
             self._take_modules(state)
 
@@ -112,7 +147,7 @@ class Isolation:
         random.setstate(state.python_state)
         if torch.get_default_dtype() is not state.default_dtype:
             torch.set_default_dtype(state.default_dtype)
-        sys.argv = state.argv
+        sys.argv, sys.stdout = state.argv, state.stdout
         if state.modules:
             sys.modules.update(state.modules)
             self.num_modules = len(sys.modules)

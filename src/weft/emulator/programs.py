@@ -11,7 +11,6 @@ partitions, and `Residency`: which programs run at a time.
 
 from __future__ import annotations
 
-import sys
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -32,6 +31,7 @@ from weft.base.errors import (
 from weft.base.vocabulary import Scope, SignalOp
 from weft.emulator.accesses import Awaited, Killed
 from weft.emulator.device import Device
+from weft.emulator.isolation import process_stdout
 from weft.emulator.memory import ORDERS, SCOPES, behind, wrap_add
 from weft.emulator.nvshmem import FUNCTIONS as NVSHMEM
 from weft.emulator.shared_memory import Past, View
@@ -295,7 +295,7 @@ class Program(TensorAccess):
 
     def print_(self, prefix, values, loc):
         shown = " ".join(str(value) for value in values)
-        sys.stdout.write(
+        process_stdout().write(
             f"rank {self.rank} {self.work.kernel.name}{self.program}: {prefix}{shown}\n"
         )
 

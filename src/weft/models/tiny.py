@@ -55,7 +55,8 @@ def make_tiny(folder: str | Path, kind: str = "llama") -> None:
 
     In a process group, call it on rank 0: transformers writes on no other one.
 
-    Raises  UsageError: another kind, a folder that has a model already, or another rank
+    Raises  UsageError: another kind, a folder that has a model already or cannot be made, or
+            another rank
     """
     if dist.is_initialized() and dist.get_rank():
         raise UsageError(
@@ -67,6 +68,10 @@ def make_tiny(folder: str | Path, kind: str = "llama") -> None:
     folder = Path(folder)
     if (folder / "config.json").exists():
         raise UsageError(f"make_tiny: {folder} has a model already; pass another folder")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"make_tiny: {folder} cannot be made: {error.strerror}") from None
     transformers = needed("transformers")
     tokenizer = _tokenizer(transformers)
     name, more = KINDS[kind]

@@ -52,7 +52,7 @@ def find_call(
 
     Shapes  rest: what else a call depends on, the configuration last. tell(world, tensors, rest):
             the key of a call, as one tuple
-    Raises  UsageError, ConfigError: the world or the configuration is none
+    Raises  UsageError, ConfigError: the world, the configuration or a tensor is none
     """
     # Every microsecond here is one of a call's ten.
     try:
@@ -62,22 +62,30 @@ def find_call(
         call = world.calls.get(key)
     except (AttributeError, TypeError):
         refuse(op, world, rest[-1])
+        for name, one in zip(_names_of(make), tensors):
+            if one is not None and not isinstance(one, torch.Tensor):
+                kind = type(one).__name__
+                raise UsageError(f"{op}: {name} is of type {kind}; pass a torch tensor") from None
         raise
     if call is None:
         refuse(op, world, rest[-1])
         call = make(world, *tensors, *rest)
-        bound = isinstance(make, partial)
-        names = _names_of(make.func if bound else make)[1 + (len(make.args) if bound else 0) :]
-        call.tensors = described(names, tensors, world if tell is by_place else None)
+        call.tensors = described(_names_of(make), tensors, world if tell is by_place else None)
         if rest[-1] is None and (runner := getattr(call, "runner", None)) is not None:
             runner.fall_back()  # the configuration is weft's own
         world.calls[key] = call
     return call
 
 
-@cache
 def _names_of(make: Callable) -> tuple[str, ...]:
-    return tuple(inspect.signature(make).parameters)
+    """Of the tensors that `make` takes, behind the world."""
+    function, bound = (make.func, len(make.args)) if isinstance(make, partial) else (make, 0)
+    return _parameters_of(function)[1 + bound :]
+
+
+@cache
+def _parameters_of(function: Callable) -> tuple[str, ...]:
+    return tuple(inspect.signature(function).parameters)
 
 
 def refuse(op: str, world: Any, config: Any) -> None:

@@ -16,8 +16,10 @@ from weft.compiler import layouts
 
 
 def check_sizes(op: str, num_ranks: int, **sizes: int) -> None:
-    """Raises  ShapeError: a size below 0, or no rank"""
+    """Raises  ShapeError: a size that is no whole number or below 0, or no rank"""
     for name, size in sizes.items():
+        if not hasattr(size, "__index__"):  # sizes of traced tensors are no ints
+            raise ShapeError(f"{op}: {name}={size!r} is not a whole number; use // or int()")
         if size < 0:
             raise ShapeError(f"{op}: {name}={size} is negative")
     if num_ranks < 1:

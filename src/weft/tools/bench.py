@@ -124,9 +124,9 @@ def find_gpus(ranks: int | None) -> int:
         raise UsageError(f"--ranks {ranks}: at least one rank is needed")
     if there < (ranks or 1):
         raise UsageError(
-            f"weft bench times operators on GPUs: it needs {ranks or 'at least one'}, and {there} "
-            "are here. The emulator checks, but its time says nothing of a GPU's: use weft run or "
-            "weft verify, or bench on a machine with GPUs"
+            f"times are measured on GPUs: {ranks or 'at least one'} needed, {there} here. The "
+            "emulator checks answers, but its time says nothing of a GPU's: use weft run or weft "
+            "verify, or a machine with GPUs"
         )
     return ranks or there
 

@@ -108,7 +108,7 @@ def broken(subjects: list[OpSubject], primitive: str, story: str) -> bool:
     out.print(story)
     out.print(
         Syntax(
-            "".join(linecache.getlines(line.file)[line.number - 3 : line.number + 2]),
+            "".join(linecache.getlines(line.file)[line.number - 3 : line.number + 2]).rstrip(),
             "python", line_numbers=True, start_line=line.number - 2,
             highlight_lines={line.number}, background_color="default",
         )

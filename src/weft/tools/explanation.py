@@ -9,7 +9,7 @@ from typing import Any
 
 from weft.base.counts import counted
 from weft.base.errors import UnsupportedError
-from weft.base.hardware import Hardware
+from weft.base.hardware import Hardware, hardware_of
 from weft.base.schedule import Schedule, Span
 from weft.compiler import pipeline
 from weft.compiler.compiled import Compiled
@@ -221,7 +221,10 @@ def times(subject: Subject) -> Part:
     if not chart.totals:
         return Part("times", "Predicted time", "nothing runs", {"end_us": 0.0})
     last = max(chart.totals, key=lambda one: one.end_us)
-    lines = [f"{chart.end_us:.1f} us in all, by the constants of {subject.machine.name}"]
+    target, whose = subject.facts.target, subject.machine.name
+    if hardware_of(target) is None:
+        whose += f", as no machine of {target} was measured (--hw names others)"
+    lines = [f"{chart.end_us:.1f} us in all, by the constants of {whose}"]
     engines = []
     own: dict[str, list[Span]] = {}
     for bar in chart.spans:

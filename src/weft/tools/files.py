@@ -9,7 +9,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING
 
-from weft.base.errors import PlacementError, UsageError
+from weft.base.errors import DtypeError, PlacementError, ShapeError, UsageError
+from weft.ops import names
 
 if TYPE_CHECKING:
     from weft.compiler import Compiled
@@ -30,7 +31,8 @@ def find_program(words: str) -> Compiled:
         name = next(iter(there))
     if name not in there:
         known = ", ".join(there) or "none"
-        raise UsageError(f"{words}: name a program of {file}, as FILE.py:NAME; it has {known}")
+        missing = f"{file} has no program {name!r}" if name else f"{file}: name a program of it"
+        raise UsageError(f"{missing}, as FILE.py:NAME; it has {known}")
     return there[name]
 
 
@@ -40,7 +42,8 @@ def load_file(file: str) -> ModuleType:
     Raises  UsageError: no such file, or one that cannot be imported
     """
     if not Path(file).is_file():
-        raise UsageError(f"there is no file {file}")
+        known = "; an operator is no program: write one, FILE.py:NAME" if file in names() else ""
+        raise UsageError(f"there is no file {file}{known}")
     spec = importlib.util.spec_from_file_location(Path(file).stem, file)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -51,12 +54,17 @@ def load_file(file: str) -> ModuleType:
         raise  # it names the line of the program, and what is missing there
     except Exception as error:
         lines = [one.lineno for one in traceback.extract_tb(error.__traceback__)
-                 if Path(one.filename) == Path(file)]  # fmt: skip
+                 if Path(one.filename) == Path(file).resolve()]  # fmt: skip
         line = lines[-1] if lines else getattr(error, "lineno", None) or 1
+        remedy = ""
+        if not isinstance(error, (UsageError, ShapeError, DtypeError)):  # of what it defines
+            remedy = (
+                ". It is imported to find what it defines; put what is to run on ranks under"
+                ' `if __name__ == "__main__":`'
+            )
+        kind = type(error).__name__
         raise UsageError(
-            f"{file}:{line}: importing the file ends with {type(error).__name__}: {error}. It is"
-            " imported to find what it defines; put what is to run on ranks under"
-            ' `if __name__ == "__main__":`'
+            f"{file}:{line}: importing the file ends with {kind}: {error}{remedy}"
         ) from error
     finally:
         sys.path.pop(0)

@@ -104,7 +104,7 @@ def of_operator(card: Op, problem: object) -> Kernels:
         )
         found = next(filter(None, built), None)
         if found is None:
-            raise UsageError(f"{card.name} has no configuration for {target} at {problem}")
+            raise UsageError(f"{card.name} launches no kernel on {target} at {problem}")
         return found
 
     return Kernels(card.name, kernels)

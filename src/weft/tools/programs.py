@@ -34,13 +34,13 @@ def find_op(name: str, has_values: bool = True) -> Op:
 
     Raises  UsageError: no such operator; the message names those there are, nearest first
     """
-    from weft.ops import cards
+    from weft.ops import card, names
 
     if is_in_file(name):
         return card_of(name, has_values)
-    known = cards()
+    known = names()
     if name in known:
-        return known[name]
+        return card(name)  # of this one alone: some operators load much of torch
     if name.endswith(".py"):
         raise UsageError(
             f"{name} is a file: name a program of it, {name}:PROGRAM; weft emulate runs a script"
@@ -103,7 +103,7 @@ def generated(subject: Any, target: Target, notes: list[str]) -> Iterator[tuple[
     for launch in plan.of(Launch):
         try:
             if launch.template not in ("gemm", "grouped"):
-                raise UnsupportedError(f"it is of the template {launch.template}, with no record")
+                raise UnsupportedError(f"without -o DIR only products are, not {launch.template}")
             variants = source.load(kernel := kernels.lower_launch(plan, launch))
         except UnsupportedError as error:
             note = f"{launch.kernel} is not compiled ahead: {error.message}"

@@ -53,7 +53,8 @@ def run(
     sizes = parse_shape(shape, card.default_shape)
     work = Work(card, ranks, sizes, op_dtype(card, dtype).name, topology.sizes)
     work.check_memory()
-    console.notes().print(f"on the {PLACES[where]}: {why}", markup=False)
+    if target != where:
+        console.notes().print(f"on the {PLACES[where]}: {why}", markup=False)
     values = {
         "op": op,
         "target": where,
