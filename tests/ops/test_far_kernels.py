@@ -57,18 +57,21 @@ def test_what_crosses_goes_through_the_library(nvshmem_stand_in, name, transport
         assert "// nvshmemx_putmem_block" in text and "// nvshmem_quiet" in text
 
 
-def test_a_product_puts_nothing_that_a_relay_brings(nvshmem_stand_in):
+@pytest.mark.parametrize(
+    ("name", "relay"), [("ag_gemm", "relay_chunks"), ("gemm_rs", "relay_tiles")]
+)
+def test_a_product_puts_nothing_that_a_relay_carries(nvshmem_stand_in, name, relay):
     """So it runs in the template for Hopper, whose kernels in Gluon only signal far ranks."""
-    op = card("ag_gemm")
-    problem = op.make_problem(4, {"m": 4096, "n": 1024, "k": 1024}, "bfloat16", (2, 2))
-    config = next(op.candidates(problem, CUDA))
+    op = card(name)
+    problem = op.make_problem(4, {"m": 8192, "n": 4096, "k": 4096}, "bfloat16", (2, 2))
+    config = op.choose(problem, CUDA)
     assert (config.transport, config.template) == ("relay", "sm90")
     puts = {}
     for fn, record in op.kernels(problem, config, CUDA):
         text = triton_api.compile_kernel(fn, in_a_far_world(record), CUDA).asm["ptx"]
         assert "// nvshmem_quiet" in text and "// nvshmemx_signal_op" in text
         puts[fn.__name__] = "// nvshmemx_putmem_block" in text
-    assert puts == {"relay_chunks": True, "ag_gemm_multiply_sm90": False}
+    assert puts == {relay: True, f"{name}_multiply_sm90": False}
 
 
 @pytest.mark.slow

@@ -45,7 +45,7 @@ STAGES = ("traced", "placed", "fused", "tiled", "planned")
 ENGINES = {
     "all_gather": ("ce_push", "sm_push", "relay", "sm_put", "feed", "pushers", "one_shot_ll"),
     "reduce_scatter": ("sm_push", "relay", "sm_put", "ce_push"),
-    "all_reduce": ("sm_push", "sm_put", "one_shot_ll", "two_shot_ll"),
+    "all_reduce": ("sm_push", "relay", "sm_put", "one_shot_ll", "two_shot_ll"),
 }
 LL = ("one_shot_ll", "two_shot_ll")
 # What brings gathered rows within the product's own launch: communication CTAs, of rows that tables

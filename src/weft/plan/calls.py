@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from weft.base.errors import UnsupportedError
@@ -63,8 +64,9 @@ def is_of_calls(plan: Plan) -> bool:
     return all(isinstance(step, Call) for step in plan.steps)
 
 
-# Of its operands and whom it runs for.
-Doing = Callable[[Sequence[Any], Here], Any]
+# Of its operands, whom it runs for, and where the caller wants the result, if anywhere: a gather
+# alone gives it there.
+Doing = Callable[[Sequence[Any], Here, Any], Any]
 
 
 class LibraryCalls:
@@ -96,7 +98,7 @@ class LibraryCalls:
             operands = [values[name] for name in reads]
             if adapted is not None:
                 operands = adapted(step, operands)
-            values[result] = call(operands, here)
+            values[result] = call(operands, here, None)
             for name in last:
                 del values[name]
         return tuple(values[name] for name in self.plan.results)
@@ -104,19 +106,21 @@ class LibraryCalls:
 
 def doing(step: Call) -> Doing:
     """What does a call, found once."""
+    if step.function == "all_gather":
+        return partial(_rows, step)
     if (asks := CALLS.get(step.function)) is not None:
-        return lambda operands, here: asks(step, operands, here)
+        return lambda operands, here, out: asks(step, operands, here)
     function, attributes = libraries.LOCAL[step.function], libraries.attributes(step)
-    return lambda operands, here: function(*operands, **attributes)
+    return lambda operands, here, out: function(*operands, **attributes)
 
 
-def _rows(step: Call, operands: Sequence[Any], here: Here) -> Any:
+def _rows(step: Call, operands: Sequence[Any], here: Here, out: Any = None) -> Any:
     """A gather or a sum of rows. Columns are rows of the transposed."""
     (x,) = operands
     rows = x.t().contiguous() if step.dim == 1 else x.contiguous()
     if step.function == "all_gather":
-        size = here.size(step.writes[0], step.dim or 0)
-        out = provider("collectives").all_gather(rows, world=here.world, m=size)
+        size, into = here.size(step.writes[0], step.dim or 0), None if step.dim else out
+        out = provider("collectives").all_gather(rows, world=here.world, m=size, out=into)
     else:
         out = provider("collectives").reduce_scatter(rows, world=here.world)
     return out.t().contiguous() if step.dim == 1 else out

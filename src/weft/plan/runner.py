@@ -160,8 +160,9 @@ class PlanRunner:
         self._mixed: MixedList | None = None
         if can_list and plan.of(Call):
             self._mixed = MixedList(
-                world, _copies_late(plan.steps), self._packed, self._fill, self._queue_all
-            )
+                world, _copies_late(plan.steps), self._packed, plan.results, self._fill,
+                self._queue_all,
+            )  # fmt: skip
         self._within: dict[tuple[int, int], tuple[Any, dict[str, Any]]] = {}
 
     @cached_property
@@ -487,7 +488,8 @@ class PlanRunner:
             self.transfers.queue(step, bound, slot)
         elif isinstance(step, Call):
             (result,) = step.writes
-            made = doing(step)([bound[name] for name in step.reads], self._here)
+            out = bound[result] if result in self.plan.results else None
+            made = doing(step)([bound[name] for name in step.reads], self._here, out)
             bound[result] = made.contiguous() if result in self._packed else made
         elif isinstance(step, Wait):
             raise UnsupportedError(
