@@ -154,6 +154,8 @@ def placements_of(
         return (*rows, *(row for one in pieces for row in _in_pieces(task, rows, one)))
     if task.kind == "all_gather":
         return (((Shard(task.dim),), WHOLE),)
+    if task.kind == "all_to_all":
+        return (((Shard(1 - task.dim),), Shard(task.dim)),)
     return (((Partial(),), Shard(task.dim)),)
 
 

@@ -145,6 +145,6 @@ op = Op(
     awkward_shapes=((4, {"m": 100, "n": 96, "k": 64}), (3, {"m": 91, "n": 70, "k": 50}),
                     *summed.AWKWARD_SHAPES),
     baselines=_baselines.GEMM_AR,
-    backward=(), composed=(UNFUSED,),
+    backward=(), composed=(RELAY, UNFUSED),
     **summed.card(Problem, run),
 )  # fmt: skip

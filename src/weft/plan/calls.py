@@ -11,6 +11,9 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+import torch
+from torch.nn.functional import pad
+
 from weft.base.errors import UnsupportedError
 from weft.base.parts import full_part, part_of
 from weft.base.providers import provider
@@ -126,6 +129,26 @@ def _rows(step: Call, operands: Sequence[Any], here: Here, out: Any = None) -> A
     return out.t().contiguous() if step.dim == 1 else out
 
 
+def _all_to_all(step: Call, operands: Sequence[Any], here: Here) -> Any:
+    """A part of what this rank has to each other one: all are sent as the largest of all is."""
+    (x,), world, dim = operands, here.world, step.dim or 0
+    ranks, shape = world.num_ranks, [here.size(step.writes[0], i) for i in range(2)]
+    parts, theirs = ([part_of(size, rank, ranks) for rank in range(ranks)]
+                     for size in (shape[dim], shape[1 - dim]))  # fmt: skip
+    most = [full_part(size, ranks) for size in shape]
+    sent = []
+    for first, end in parts:
+        part = x.narrow(dim, first, end - first)
+        lacks = [extent - size for extent, size in zip(most, part.shape, strict=True)]
+        sent.append(pad(part, (0, lacks[1], 0, lacks[0])))
+    got = provider("collectives").all_to_all(torch.cat(sent), world=world).chunk(ranks)
+    first, end = parts[world.rank]
+    mine = [one.narrow(dim, 0, end - first) for one in got]
+    of_others = [one.narrow(1 - dim, 0, last - begin)
+                 for one, (begin, last) in zip(mine, theirs, strict=True)]  # fmt: skip
+    return torch.cat(of_others, 1 - dim)
+
+
 def _all_reduce(step: Call, operands: Sequence[Any], here: Here) -> Any:
     return provider("collectives").all_reduce(operands[0].contiguous(), world=here.world)
 
@@ -214,6 +237,7 @@ def _ag_attention(step: Call, operands: Sequence[Any], here: Here) -> Any:
 CALLS: Mapping[str, Callable[[Call, Sequence[Any], Here], Any]] = {
     "all_gather": _rows,
     "reduce_scatter": _rows,
+    "all_to_all": _all_to_all,
     "all_reduce": _all_reduce,
     "columns": _columns,
     "embedding": _embedding,

@@ -460,8 +460,8 @@ class PlanRunner:
 
         for step in _copies_late(steps):
             if isinstance(step, After) and step.other in self._of_sums:
-                # weft: equivalent-mutant swap of record: a relay of sums reads the slot alone, and
-                # this is free when what the relay sends has come; recordings need the join
+                # weft: equivalent-mutant drop, swap of wait, record: a relay of sums reads the slot
+                # alone, which is free when what it sends has come; recordings need the join
                 stream(step.stream).wait(stream(step.other))
             elif isinstance(step, After):
                 stream(step.stream).wait(stream(step.other))
