@@ -18,6 +18,7 @@ from weft.compiler.cost.products import Product
 from weft.compiler.facts import Facts, Settings
 from weft.compiler.pipeline import overlap
 from weft.ir import device
+from weft.ir.tensor import Shard
 
 
 def engine(function, name: str, **facts) -> str:
@@ -143,8 +144,9 @@ def test_over_several_nodes_libraries_are_not_always_first():
     for nodes in ((2, 2), (4, 4)):
         assert found[operators.ag_gemm, nodes, 8192] == found[operators.gemm_rs, nodes, 8192]
         assert found[operators.ag_gemm, nodes, 8192] == "relay"
-    # With more ranks on a node each rank's sums cross to many by one port: a ring's cross once.
-    assert found[operators.gemm_ar, (4, 4), 8192] == "library"
+        # With more ranks on a node each rank's sums would cross to many by one port: relayed, as in
+        # a ring, they cross once.
+        assert found[operators.gemm_ar, nodes, 8192] == "relay"
     stages = overlap(placed(operators.ag_gemm), Facts({"m": 8192}, 2, nodes=(1, 1)))
     assert stages.program.task("gathered").engine == "sm_put"
 
@@ -153,8 +155,12 @@ def test_other_nodes_are_reached_by_puts():
     facts = {"sizes": {"m": 8192}, "num_ranks": 4, "nodes": (2, 2)}
     assert engine(operators.ag_gemm, "gathered", **facts) == "relay"
     assert engine(operators.gemm_rs, "scattered", **facts) == "relay"
-    # Or a library, as the model says.
-    assert engine(operators.gemm_ar, "reduced", **facts) in ("sm_put", "")
+    # Sums that all ranks get are relayed to their owners, and gathered behind that.
+    program = overlap(placed(operators.gemm_ar), Facts(**facts)).program
+    total, sums = program.task("reduced"), program.task("reduced_scattered")
+    assert (sums.kind, sums.engine, sums.type.placement) == ("reduce_scatter", "relay", Shard(0))
+    assert (total.kind, total.kernel, total.operands) == ("all_gather", "", (sums.name,))
+    assert program.results == (total.name,)
     # A row that is passed on has a signal more on its way than one that is put.
     assert engine(operators.ag_gemm, "gathered", **facts | {"sizes": {"m": 4}}) in ("sm_put", "")
     emulated = facts | {"target": parse_target("emu")}

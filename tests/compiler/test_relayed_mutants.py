@@ -60,7 +60,4 @@ def test_every_signal_is_needed(nodes, monkeypatch):
     monkeypatch.setenv("WEFT_SLOTS", "1")
     bounds = Bounds(schedules=16, argued=2, jobs=1)
     report = searched([run_on(nodes)], bounds, "gemm_rs", sum(nodes), None)
-    missed = [str(one.mutant) for one in report.missed]
-    # The end of a call waits for all that streams bring: recordings alone need the join.
-    assert [one for one in missed if not one.startswith("swap of record in host")] == []
-    assert len(report.verdicts) > 40 and not report.mistakes, str(report)
+    assert len(report.verdicts) > 40 and report.ok, str(report)

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import pytest
 import torch
-from multiplying import EMU, check
+from multiplying import EMU, call_every_way, check, config_for
 
 import weft
 from weft.base.dtypes import tolerance
 from weft.base.topology import Topology, text_of
-from weft.compiler import Settings, Shard, Tensor, all_gather, reduce_scatter, silu_mul
+from weft.compiler import Settings, Shard, Tensor, all_gather, all_reduce, reduce_scatter, silu_mul
 from weft.ops import cards
 
 NODES = [(2, 2), (4, 4), (3, 1), (3, 2)]
 N, K = 24, 16
 WIDE = 120  # rows of so many columns are worth a relay of their sums
+SUMS = ("gemm_rs", "gemm_ar")
 
 
 def crossing(nodes: tuple[int, ...], main) -> dict[tuple[int, int], int]:
@@ -79,12 +80,16 @@ def test_gathered_tokens_cross_once(nodes, split_experts):
 
 @pytest.mark.parametrize("m", [160, 141])
 @pytest.mark.parametrize("nodes", NODES, ids=text_of)
-@pytest.mark.parametrize("name", ["gemm_rs", "gemm_ar"])
-def test_sums_cross_once(name, nodes, m):
+@pytest.mark.parametrize(
+    ("name", "transport"),
+    [(name, way) for name in SUMS for way in ("relay", cards()[name].problem.unfused.op)],
+)
+def test_sums_cross_once(name, transport, nodes, m):
     """Of a node's rows one sum of each other node; all-reduced, the result of these goes back."""
     op, num_ranks = cards()[name], sum(nodes)
     problem = op.problem(m=m, n=WIDE, k=K, num_ranks=num_ranks, dtype="float32", nodes=nodes)
-    config = op.choose(problem, EMU)
+    config = next(one for one in op.candidates(problem, EMU) if one.transport == transport)
+    assert (config == op.choose(problem, EMU)) == (transport == "relay")
 
     def main():
         world = weft.init()
@@ -116,8 +121,40 @@ def test_sums_over_experts_cross_once_by_collectives_alone(name):
     assert counted[1] == dict.fromkeys(pairs(nodes), ways * rows_bytes)
 
 
+@pytest.mark.parametrize("name", SUMS)
+@pytest.mark.parametrize("nodes", [(2, 1), (3, 2)], ids=text_of)
+def test_every_way_of_calling_what_is_relayed(nodes, name):
+    op = cards()[name]
+    for m in (91, 2):  # ranks without rows
+        problem = op.problem(m=m, n=70, k=K, num_ranks=sum(nodes), dtype="float32", nodes=nodes)
+        config = config_for(op, problem, "relay")
+        with weft.emulated(nodes=nodes) as session:
+            session.run(lambda: call_every_way(op, problem, config))
+
+
+@pytest.mark.parametrize("nodes", [(3, 1), (2, 2)], ids=text_of)
+def test_few_programs_relay_many_tiles(nodes):
+    """Own tiles wait for relays, which take others in an order of their own: where those came
+    before, ranks' programs waited for each other."""
+    op = cards()["gemm_rs"]
+    problem = op.problem(m=384, n=144, k=K, num_ranks=4, dtype="float32", nodes=nodes)
+    config = config_for(op, problem, "relay", tile_n=16, tile_k=16)
+
+    def main():
+        world = weft.init()
+        check(op, op.run(world, problem, op.make_inputs(problem, world.rank), config), problem,
+              world.rank)  # fmt: skip
+
+    with weft.emulated(nodes=nodes, num_sms=4) as session:
+        session.run(main)
+
+
 def gemm_rs(a, b):
     return reduce_scatter(a @ b)
+
+
+def gemm_ar(a, b):
+    return all_reduce(a @ b)
 
 
 def mlp(x, w1, w2):
@@ -127,6 +164,7 @@ def mlp(x, w1, w2):
 HIDDEN = 120  # pairs of columns for 4, 5 and 8 ranks
 LAYERS = {
     gemm_rs: {"a": ("m", HIDDEN, Shard(1)), "b": (HIDDEN, WIDE, Shard(0))},
+    gemm_ar: {"a": ("m", HIDDEN, Shard(1)), "b": (HIDDEN, WIDE, Shard(0))},
     mlp: {"x": ("m", K, Shard(0)), "w1": (K, 2 * HIDDEN, Shard(1)), "w2": (HIDDEN, WIDE, Shard(0))},
 }
 
@@ -143,7 +181,7 @@ def test_rows_and_sums_of_programs_cross_once(function, nodes, m, sums):
              for name, sizes in LAYERS[function].items()}  # fmt: skip
     layer = weft.program(mesh="tp", **types)(function)
     tasks = layer.stages.program.tasks
-    by = {"all_gather": "relay", "reduce_scatter": sums}
+    by = {"all_gather": "relay", "reduce_scatter": sums, "all_reduce": sums}
     engines = {one.name: by[one.kind] for one in tasks if one.kind in by}
     layer = layer.options(settings=Settings(engines=engines))
     sizes = [[m if size == "m" else size for size in one.sizes] for one in types.values()]
@@ -157,10 +195,11 @@ def test_rows_and_sums_of_programs_cross_once(function, nodes, m, sums):
         world = weft.init()
         own = [one.chunk(num_ranks, dim)[world.rank].clone() for one, dim in zip(whole, dims)]
         got = layer(*own, world=world, m=m)
-        expected = wanted.chunk(num_ranks)[world.rank]
+        expected = wanted if function is gemm_ar else wanted.chunk(num_ranks)[world.rank]
         assert (got - expected).norm() <= tolerance("float32", HIDDEN) * expected.norm()
 
-    rows, is_gathered = rows_of(nodes, m), function is mlp
+    rows, is_gathered, is_back = rows_of(nodes, m), function is mlp, function is gemm_ar
     assert crossing(nodes, main) == {
-        (i, j): (rows[i] * K * is_gathered + rows[j] * WIDE) * 4 for i, j in pairs(nodes)
+        (i, j): (rows[i] * K * is_gathered + (rows[j] + rows[i] * is_back) * WIDE) * 4
+        for i, j in pairs(nodes)
     }

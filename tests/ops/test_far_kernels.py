@@ -59,22 +59,33 @@ def test_what_crosses_goes_through_the_library(nvshmem_stand_in, name, transport
         assert "// nvshmemx_putmem_block" in text and "// nvshmem_quiet" in text
 
 
-@pytest.mark.parametrize("name", ["ag_gemm", pytest.param("ag_moe", marks=pytest.mark.slow)])
-def test_a_product_puts_nothing_that_a_relay_brings(nvshmem_stand_in, name):
+@pytest.mark.parametrize(
+    ("name", "relay"),
+    [
+        ("ag_gemm", "relay_chunks"),
+        ("gemm_rs", "relay_tiles"),
+        pytest.param("ag_moe", "relay_chunks", marks=pytest.mark.slow),
+    ],
+)
+def test_a_product_puts_nothing_that_a_relay_carries(nvshmem_stand_in, name, relay):
     """So it runs in the template for Hopper, whose kernels in Gluon only signal far ranks."""
     op = card(name)
-    shape = {key: value for key, value in SHAPE.items() if key in op.default_shape}
+    shape = {"m": 8192, "n": 4096, "k": 4096}
+    if name == "ag_moe":
+        shape = {key: value for key, value in SHAPE.items() if key in op.default_shape}
     problem = op.make_problem(4, shape, "bfloat16", (2, 2))
     if name == "ag_moe":
         problem = replace(problem, tile_m=128)
-    config = next(op.candidates(problem, CUDA))
+        config = next(op.candidates(problem, CUDA))
+    else:
+        config = op.choose(problem, CUDA)
     assert (config.transport, config.template) == ("relay", "sm90")
     puts = {}
     for fn, record in op.kernels(problem, config, CUDA):
         text = triton_api.compile_kernel(fn, in_a_far_world(record), CUDA).asm["ptx"]
         assert "// nvshmem_quiet" in text and "// nvshmemx_signal_op" in text
         puts[fn.__name__] = "// nvshmemx_putmem_block" in text
-    assert puts == {"relay_chunks": True, f"{name}_multiply_sm90": False}
+    assert puts == {relay: True, f"{name}_multiply_sm90": False}
 
 
 @pytest.mark.slow

@@ -23,6 +23,7 @@ from multiplying import (
 import weft
 from weft.base.errors import CallOrderError, ConfigError, DtypeError, ShapeError, UsageError
 from weft.base.target import TARGETS
+from weft.compiler import schedules
 from weft.compiler.schedules import LIBRARY
 from weft.ops.gemm_rs import Config, Problem, candidates, choose, gemm_rs, op
 from weft.plan.summed import problem_of
@@ -92,7 +93,7 @@ def test_results_that_do_not_fit():
     [
         (
             {"transport": "ring"},
-            "transport='ring'; it must be one of sm_push, ce_push, reduce_scatter, nccl",
+            "transport='ring'; it must be one of sm_push, relay, ce_push, reduce_scatter, nccl",
         ),
         ({"transport": "ce_push", "chunks": 3}, "chunks=3 of n=2560 columns in tiles of 128"),
         ({"transport": "ce_push", "chunks": 0}, "chunks=0"),
@@ -110,10 +111,20 @@ def test_configurations_that_cannot_run(change, words):
 
 
 def test_hoppers_template_reaches_near_ranks_only():
+    """Which pass sums on; where a node has one rank, there is nobody to pass them on to."""
+    target = TARGETS["cuda:90"]
     problem = problem_for(op, 4, 4096, 2560, 8192, "bfloat16", nodes=(2, 2))
-    with pytest.raises(ConfigError, match=r"ranks by nodes \(2, 2\)"):
-        Config(template="sm90").check(problem, TARGETS["cuda:90"])
-    assert "sm90" not in {config.template for config in candidates(problem, TARGETS["cuda:90"])}
+    with pytest.raises(ConfigError, match="on 2 nodes; .* take template='plain', or 'relay'"):
+        Config(template="sm90", num_warps=4).check(problem, target)
+    with pytest.raises(ConfigError, match="by_tma with transport='relay'; .* take False"):
+        Config("relay", "sm90", num_warps=4, by_tma=True).check(problem, target)
+    found = list(candidates(problem, target))
+    assert {one.transport for one in found if one.template == "sm90"} == {"relay"}
+    for one in found:
+        one.check(problem, target)
+    alone = replace(problem, num_ranks=2, nodes=(1, 1))
+    with pytest.raises(ConfigError, match=r"'relay' on ranks by nodes \(1, 1\)"):
+        Config("relay").check(alone, target)
     with pytest.raises(ConfigError, match="copy engines reach the ranks of one node only"):
         Config(transport="ce_push").check(problem, TARGETS["emu"])
     uneven = problem_for(op, 4, 4097, 2560, 8192, "bfloat16")
@@ -294,6 +305,27 @@ def test_what_is_taken_is_what_was_fastest(shape, tile_n, by_tma):
     found = candidates(problem, TARGETS["cuda:90"])
     config = next(one for one in found if one.transport == "sm_push")
     assert (config.template, config.tile_n, config.by_tma) == ("sm90", tile_n, by_tma)
+
+
+@pytest.mark.parametrize("name", ["gemm_rs", "gemm_ar"])
+@pytest.mark.parametrize("nodes", [(2, 2), (8, 8), (3, 1), (1, 1)], ids=str)
+@pytest.mark.parametrize("shape", [(64, 4096, 4096), (2048, 8192, 2048), (8192, 8192, 8192)])
+def test_sums_are_relayed_where_that_is_predicted_to_end_first(shape, nodes, name):
+    relayed, target = weft.ops.card(name), TARGETS["cuda:90"]
+    problem = problem_for(relayed, sum(nodes), *shape, "bfloat16", nodes=nodes)
+    chosen = relayed.choose(problem, target, is_recorded=True)
+    ways = [one for one in relayed.candidates(problem, target) if one.transport == "relay"]
+    us = [schedules.predict(problem, target, one) for one in ways]
+    unfused_us = schedules.unfused_us(problem, target, problem.unfused.op)
+    if chosen.transport == "relay":
+        assert chosen == ways[0] and us[0] == min(us) <= schedules.MARGIN * unfused_us
+    else:
+        is_small = problem.rows < 256
+        assert not ways or is_small or us[0] > schedules.MARGIN * unfused_us
+        assert chosen.transport == problem.unfused.op
+    # Of what nothing is predicted, float32 on Hopper, nothing is fused.
+    plain = replace(problem, dtype="float32", out_dtype="float32")
+    assert not relayed.choose(plain, target).is_fused
 
 
 def test_is_found_by_its_name():

@@ -57,6 +57,12 @@ CASES = {
     "gemm_ar of fp8": ("gemm_ar", {**FP8, "k": 144}, {**SM, "tile_n": 64, "tile_k": 128}),
     "gemm_ar of blocks of fp8 by TMA": (
         "gemm_ar", {**FP8, "k": 272, "scaling": "blocks"}, {**TMA, "tile_k": 128}),
+    "gemm_rs over nodes": ("gemm_rs", GATHERED, RELAY),
+    "gemm_rs over nodes, narrow tiles": ("gemm_rs", {**GATHERED, "n": 200},
+                                         {**RELAY, "tile_n": 192, "nodes": (2, 2)}),
+    "gemm_rs of fp8 over nodes": ("gemm_rs", {**FP8, "k": 144}, {**RELAY, "tile_k": 128}),
+    # The gather behind it takes two programs.
+    "gemm_ar over nodes": ("gemm_ar", GATHERED, {**RELAY, "nodes": (3, 1), "num_sms": 4}),
     "gemm_ar": ("gemm_ar", GATHERED, SM),
     "gemm_ar by TMA": ("gemm_ar", GATHERED, TMA),
     "ag_moe by SMs": ("ag_moe", EXPERTS, SM),
@@ -95,6 +101,7 @@ def emulated(case: tuple, seed: int, rewrite: Rewrite | None = None, num_ranks: 
     """The findings of three calls, and the kernels that ran."""
     name, sizes, fields = case
     fields = dict(fields)
+    num_sms = fields.pop("num_sms", 2)
     if nodes := fields.pop("nodes", ()):
         sizes, num_ranks = {**sizes, "nodes": nodes}, sum(nodes)
     op = importlib.import_module(f"weft.ops.{name}").op
@@ -116,7 +123,7 @@ def emulated(case: tuple, seed: int, rewrite: Rewrite | None = None, num_ranks: 
         for _ in range(3):
             check(op, op.run(world, problem, mine, config), problem, world.rank)
 
-    return on_hopper(main, seed, num_ranks, rewrite, nodes=nodes)
+    return on_hopper(main, seed, num_ranks, rewrite, num_sms, nodes)
 
 
 def on_hopper(

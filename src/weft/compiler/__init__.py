@@ -19,6 +19,7 @@ from weft.compiler.facts import Facts, Settings
 from weft.compiler.frontend import (
     all_gather,
     all_reduce,
+    all_to_all,
     attention,
     decode_attention,
     embedding,
@@ -46,8 +47,8 @@ from weft.ir.tensor import Type as Tensor
 
 __all__ = [
     "ByExpert", "Compiled", "Facts", "Halves", "Partial", "Pieces", "Replicate", "Settings",
-    "Shard", "Tensor", "Times", "all_gather", "all_reduce", "attention", "decode_attention",
-    "embedding", "ep_combine", "ep_dispatch", "gather_rows", "gelu", "gelu_mul", "grouped_matmul",
-    "kv_append", "matmul_tn", "moe_route", "program", "reduce_scatter", "rms_norm", "rope",
-    "rope_by_table", "scatter_rows", "silu", "silu_mul", "split",
+    "Shard", "Tensor", "Times", "all_gather", "all_reduce", "all_to_all", "attention",
+    "decode_attention", "embedding", "ep_combine", "ep_dispatch", "gather_rows", "gelu", "gelu_mul",
+    "grouped_matmul", "kv_append", "matmul_tn", "moe_route", "program", "reduce_scatter",
+    "rms_norm", "rope", "rope_by_table", "scatter_rows", "silu", "silu_mul", "split",
 ]  # fmt: skip

@@ -40,7 +40,7 @@ RESULTS = {
     "moe_route": "routing", "ep_route": "routing", "gather_rows": "rows", "scatter_rows": "sums",
     "grouped_matmul": "products", "ep_dispatch": "dispatched", "ep_combine": "combined",
     "rope": "turned", "kv_append": "cached", "decode_attention": "attended",
-    "attention": "attended",
+    "attention": "attended", "all_to_all": "exchanged",
     "all_gather": "gathered", "reduce_scatter": "scattered", "all_reduce": "reduced",
 }  # fmt: skip
 
@@ -317,6 +317,12 @@ def all_gather(x: Value, *, dim: int = 0) -> Value:
 def reduce_scatter(x: Value, *, dim: int = 0) -> Value:
     """Partial() -> Shard(dim): the sum over ranks, of which each keeps its part."""
     return _record("reduce_scatter", x, dim=dim)
+
+
+def all_to_all(x: Value, *, dim: int = 1) -> Value:
+    """Shard(1 - dim) -> Shard(dim): of each rank's part every rank gets its own. By dim=1 ranks
+    that have some tokens with all heads get all tokens with some heads; dim=0 is the way back."""
+    return _record("all_to_all", x, dim=dim)
 
 
 def all_reduce(x: Value) -> Value:

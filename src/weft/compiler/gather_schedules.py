@@ -86,11 +86,6 @@ class Config(schedules.Config):
                 f"transport={self.transport!r} of {problem.dtype}; scales are not relayed: take "
                 f"transport={SM_PUSH!r}"
             )
-        if self.template == "sm90" and self.transport == SM_PUSH and len(problem.nodes) > 1:
-            yield (
-                f"template='sm90' with transport={self.transport!r} on {len(problem.nodes)} nodes; "
-                f"tiles do not reach other nodes from Gluon: take template='plain', or {RELAY!r}"
-            )
         programs, early = programs_on(target, self.transport), own_tiles(problem, self)
         if self.num_pushers > programs:
             yield (

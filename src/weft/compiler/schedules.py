@@ -1,8 +1,9 @@
 """Schedules of a product that is summed over ranks: which there are, and the plan of each.
 
 A `problem` says m, n and k, the dtype, the ranks and their nodes, and which `transports` its
-operator has: sm_push (SMs store tiles to peers), ce_push (copy engines do), one_shot_ll and
-two_shot_ll (LL packets, for small m), one in which nothing is fused, and the library's.
+operator has: sm_push (SMs store tiles to peers), relay (other nodes' to partners on the own node,
+who send one sum on), ce_push (copy engines do), one_shot_ll and two_shot_ll (LL packets, for small
+m), one in which nothing is fused, and the library's.
 """
 
 from __future__ import annotations
@@ -19,10 +20,10 @@ from weft.base.hardware import Hardware, hardware_of
 from weft.base.target import Target
 from weft.compiler import pipeline
 from weft.compiler.cost import libraries, products
-from weft.compiler.cost.choose import staged_chunks
+from weft.compiler.cost.choose import relayed_us, staged_chunks
 from weft.compiler.facts import Facts, Settings, class_of
 from weft.ir.kinds import PRODUCTS
-from weft.ir.schedule import Schedule
+from weft.ir.schedule import Schedule, relays_on
 from weft.ir.task import ENGINES, LL, Program, Task, are_alike
 from weft.tiles import blocking, gemm, gemm_sm90, gemm_small, multiply_sm90
 from weft.tiles.blocking import Blocking
@@ -97,6 +98,13 @@ class Config(Schedule):
             )
         if self.template == "sm90" and self.is_by_packets:
             yield f"template='sm90' with {way}; take template='plain'"
+        if self.template == "sm90" and self.transport == SM_PUSH and num_nodes > 1:
+            yield (
+                f"template='sm90' with {way} on {num_nodes} nodes; tiles do not reach other nodes "
+                f"from Gluon: take template='plain', or {RELAY!r}"
+            )
+        if self.by_tma and self.transport == RELAY:
+            yield f"by_tma with {way}; partners' tiles leave by stores of threads: take False"
         if self.template == "sm90" and not problem.can_use_sm90(target):
             has, takes = problem.of_sm90
             yield (
@@ -159,24 +167,29 @@ class Config(Schedule):
 def fused(problem: Any, target: Target) -> Iterator[Config]:
     """Configurations in which one kernel of the GEMM template does all, the one that is predicted
     to end first first: one of each transport and tile."""
+    relays = can_relay(problem) and target.num_sms > relays_on(target)
+    far = (RELAY,) if relays else ()
     if problem.can_use_sm90(target) and not problem.is_empty:
         found = []
         # WIDER is predicted to be first at no size of the layers that are read.
         for cut in cuts_of(problem, (gemm_sm90.TURNS, gemm_sm90.WIDE, gemm_sm90.MIDDLE)):
-            one = _cut(cut, problem, template="sm90")
+            one = _cut(cut, problem, template="sm90", transport=(*far, SM_PUSH)[0])
             sent = [one]
-            if problem.num_ranks <= scatter.MOST_PEERS + 1:
+            if problem.num_ranks <= scatter.MOST_PEERS + 1 and not far:
                 sent.append(replace(one, by_tma=True))
             for alike in (sent, list(_by_engines(one, problem))):
                 rated = [(_predicted_us(way, problem, target), way) for way in alike]
                 found += sorted(rated, key=lambda rate: rate[0])[:1]
         yield from (way for _, way in sorted(found, key=lambda rate: rate[0]))
-        return
+        if not far:
+            return
+        far = ()
     cuts = list(blocking.candidates(problem.m, problem.n, problem.k, problem.dtype, target))
     cuts = list(dict.fromkeys(cut_for_scales(cut, problem) for cut in cuts[:MOST_CUTS]))
     for cut in cuts:
         height = min(cut.tile_m, max(16, 1 << (problem.rows - 1).bit_length()))
-        yield (one := _cut(replace(cut, tile_m=height), problem))
+        one = _cut(replace(cut, tile_m=height), problem)
+        yield from (replace(one, transport=way) for way in (*far, SM_PUSH))
         if cut is cuts[0]:
             yield from _by_engines(one, problem)
 
@@ -210,7 +223,7 @@ def reducing(problem: Any, target: Target) -> list[Config]:
     long."""
     is_wide = problem.k >= LONG_K and problem.m >= LONG_M
     found = list(fused(problem, target))
-    if problem.can_use_sm90(target):
+    if problem.can_use_sm90(target) and len(problem.nodes) <= 1:
         found.sort(key=lambda config: (config.tile_n > 128) != is_wide)
     return found
 
@@ -219,6 +232,17 @@ def can_relay(problem: Any) -> bool:
     """Are there other nodes, and near ranks for whom one deals with them?"""
     is_far = len(problem.nodes) > 1 and max(problem.nodes) > 1
     return is_far and RELAY in problem.transports
+
+
+def may_pay(problem: Any, target: Target) -> bool:
+    """Over several nodes, is a relayed sum predicted to be worth it? Emulated, where nothing is
+    predicted, what can be relayed is."""
+    if len(problem.nodes) <= 1:
+        return True
+    way = next((one for one in fused(problem, target) if one.transport == RELAY), None)
+    us = predict(problem, target, way) if way else None
+    pays_off = us is not None and pays(us, problem, target, problem.unfused.op, True)
+    return pays_off or (way is not None and target.backend == "emu")
 
 
 def by_packets(problem: Any, target: Target, one_shot_rows: int) -> list[Config]:
@@ -269,8 +293,11 @@ def _predicted_us(config: Config, problem: Any, target: Target) -> float:
     chunks comes first."""
     tile_m, tile_n, tile_k = config.tile
     tile, k = (tile_m, tile_n, depth_of(tile_k, problem)), depth_of(problem.k, problem)
-    one = products.Product(problem.m, problem.n, k, problem.num_ranks, tile)
+    nodes = max(1, len(problem.nodes))
+    one = products.Product(problem.m, problem.n, k, problem.num_ranks, tile, num_nodes=nodes)
     machine = machine_of(target)
+    if config.transport == RELAY:
+        return round(relayed_us(one, machine, problem.unfused.op), 3)
     if config.transport == CE_PUSH:
         return round(products.staged_us(one, machine, config.chunks), 3)
     return round(products.scattered_us(one, machine, by_tma=config.by_tma), 3)

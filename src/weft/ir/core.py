@@ -185,6 +185,8 @@ DEPARTURES = {
     "send_to_all": (0, "all"),
     "stage": (0, "engine"),
 }
+# Of these, what is stored within the node, where a relay takes it from.
+IN_NODE = ("push_near", "push_partner")
 # What reaches other ranks.
 FAR = (*(name for name in DEPARTURES if name != "stage"), "send_packets", "push_packets",
        "spread_packets")  # fmt: skip

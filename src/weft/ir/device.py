@@ -305,6 +305,13 @@ def adds_up(step: Step) -> bool:
     return is_relay(step) and not {*announced(step)} & {*awaited(step)}
 
 
+def puts_far(plan: Plan, launch: Launch) -> bool:
+    """Over several nodes, does a product's kernel put tiles to other nodes' ranks? What a relay
+    takes from it stays within the node."""
+    partners = {one.name for one in plan.of(Channel) if one.to == "partner"}
+    return bool(launch.pushes) and not partners & {*launch.announces}
+
+
 def announced(step: Step) -> tuple[str, ...]:
     """The channels that a step announces."""
     if isinstance(step, Copy):

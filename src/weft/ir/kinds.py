@@ -221,9 +221,10 @@ KINDS = {
     "ag_attention": Kind(3, (_SAME, (All(), All()), (All(), All())), (
         ((Shard(0), Shard(0), Shard(0)), Shard(0)),
     ), is_collective=True, attributes=("head", "causal")),
-    # With dim: Shard(dim) -> Replicate, Partial -> Shard(dim).
+    # With dim: Shard(dim) -> Replicate, Partial -> Shard(dim), Shard(1 - dim) -> Shard(dim).
     "all_gather": Kind(1, (_SAME,), is_collective=True, attributes=("dim",)),
     "reduce_scatter": Kind(1, (_SAME,), is_collective=True, attributes=("dim",)),
+    "all_to_all": Kind(1, (_SAME,), is_collective=True, attributes=("dim",)),
     "all_reduce": Kind(1, (_SAME,), (((Partial(),), WHOLE),), is_collective=True),
     # The same, then the sum with what all ranks have.
     "all_reduce_add": Kind(2, (_SAME, _SAME), (((Partial(), WHOLE), WHOLE),), is_collective=True),

@@ -45,7 +45,7 @@ STAGES = ("traced", "placed", "fused", "tiled", "planned")
 ENGINES = {
     "all_gather": ("ce_push", "sm_push", "relay", "sm_put", "feed", "pushers", "one_shot_ll"),
     "reduce_scatter": ("sm_push", "relay", "sm_put", "ce_push"),
-    "all_reduce": ("sm_push", "sm_put", "one_shot_ll", "two_shot_ll"),
+    "all_reduce": ("sm_push", "relay", "sm_put", "one_shot_ll", "two_shot_ll"),
 }
 LL = ("one_shot_ll", "two_shot_ll")
 # What brings gathered rows within the product's own launch: communication CTAs, of rows that tables
@@ -154,6 +154,8 @@ def placements_of(
         return (*rows, *(row for one in pieces for row in _in_pieces(task, rows, one)))
     if task.kind == "all_gather":
         return (((Shard(task.dim),), WHOLE),)
+    if task.kind == "all_to_all":
+        return (((Shard(1 - task.dim),), Shard(task.dim)),)
     return (((Partial(),), Shard(task.dim)),)
 
 

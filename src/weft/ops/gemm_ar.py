@@ -5,8 +5,9 @@ the owner sums a tile and hands it to all, so every rank gets the same bits. Sum
 ranks' shares travel in the result's dtype, and are added in the order owner + 1, + 2, ...
 
 Plan    the compiler's, of `gemm_ar` below (`weft explain gemm_ar`). sm_push: as gemm_rs, and the
-        owner stores the sums of a tile to all ranks; one_shot_ll, two_shot_ll, for small m: LL
-        packets carry tiles (tiles/gemm_packets.py); all_reduce, nccl: cuBLAS, then weft's or NCCL's
+        owner stores the sums of a tile to all ranks; relay: as gemm_rs, then weft's all_gather;
+        one_shot_ll, two_shot_ll, for small m: LL packets carry tiles (tiles/gemm_packets.py);
+        all_reduce, nccl: cuBLAS, then weft's or NCCL's all-reduce
 Signals the plan's: a word for each own tile and source, and one for each tile of another owner
 Limits  those of gemm_rs; packets take no fp8 operands
 Source  the design's section 4; two-shot all-reduce, tile by tile
@@ -26,7 +27,7 @@ from weft.base.card import Op, Trial, trials
 from weft.base.target import Target
 from weft.compiler import frontend, schedules
 from weft.compiler.buckets import by_bucket
-from weft.compiler.schedules import LIBRARY, SM_PUSH, Config, by_packets, reducing
+from weft.compiler.schedules import LIBRARY, RELAY, SM_PUSH, Config, by_packets, reducing
 from weft.ops import _baselines
 from weft.ops.all_reduce import Problem as AllReduce
 from weft.plan import operations, scales, summed
@@ -57,7 +58,7 @@ class Problem(summed.Problem):
     """m rows, n columns, and k of each rank; every rank's result is all of it."""
 
     op = "gemm_ar"
-    transports = (SM_PUSH, "one_shot_ll", "two_shot_ll", UNFUSED, LIBRARY)
+    transports = (SM_PUSH, RELAY, "one_shot_ll", "two_shot_ll", UNFUSED, LIBRARY)
     program, unfused = staticmethod(program), AllReduce
 
     def result_rows(self, rank: int) -> tuple[int, int]:
@@ -70,14 +71,13 @@ def candidates(problem: Problem, target: Target) -> Iterator[Config]:
     # What the last own tiles sum is not hidden: few of them.
     large = [replace(config, last=1) for config in reducing(problem, target)]
     unfused = schedules.unfused(problem, target)
-    if target.backend == "emu" and len(problem.nodes) <= 1:
-        order = (small, large, unfused) if problem.m <= SMALL_M else (large, small, unfused)
-    elif len(problem.nodes) > 1 or problem.m <= SMALL_M:
-        order = (small, unfused, large)  # between nodes there are no packets; one sum crosses
-    else:
-        rounds = ceil(problem.m / 128) * ceil(problem.n / 128) / target.num_sms
-        hides = problem.rows >= FUSED_ROWS and rounds >= ROUNDS
-        order = (large, unfused) if hides else (unfused, large)
+    rounds = ceil(problem.m / 128) * ceil(problem.n / 128) / target.num_sms
+    hides = problem.rows >= FUSED_ROWS and rounds >= ROUNDS
+    is_emulated = target.backend == "emu"
+    pays = (hides or is_emulated) and schedules.may_pay(problem, target)
+    order = (large, unfused) if pays else (unfused, large)
+    if problem.m <= SMALL_M or is_emulated:
+        order = (small, *order) if problem.m <= SMALL_M else (*order, small)
     for kind in order:
         yield from kind
     if problem.can_use_library(target):
@@ -145,6 +145,6 @@ op = Op(
     awkward_shapes=((4, {"m": 100, "n": 96, "k": 64}), (3, {"m": 91, "n": 70, "k": 50}),
                     *summed.AWKWARD_SHAPES),
     baselines=_baselines.GEMM_AR,
-    backward=(), composed=(UNFUSED,),
+    backward=(), composed=(RELAY, UNFUSED),
     **summed.card(Problem, run),
 )  # fmt: skip

@@ -6,11 +6,12 @@ shares travel in the result's dtype, and are added in the order rank + 1, + 2, .
 
 Plan    the compiler's, of `gemm_rs` below (`weft explain gemm_rs`): tiles of the other ranks' rows
         come first and travel beneath the products behind them; own ones last, which add the others'
-        shares. sm_push: SMs store tiles to their owner; ce_push: copy engines carry chunks of
-        columns; reduce_scatter and nccl: cuBLAS, then weft's own or the library's
+        shares. sm_push: SMs store tiles to their owner; relay: other nodes' to a partner on this
+        one, from where one sum crosses, by a kernel beside it; ce_push: copy engines carry chunks
+        of columns; reduce_scatter and nccl: cuBLAS, then weft's own or the library's
 Signals the plan's: a word for each own tile and source, or for each chunk that engines carry
 Limits  A is row-major and has the same m and k's dtype on all ranks; B is [k, n] or a transposed
-        [n, k]; the template for Hopper needs all ranks on one node, and of fp8 b as [n, k]
+        [n, k]; the template for Hopper needs one node or relays, and of fp8 b as [n, k]
 Source  the design's section 4; FLUX for the order
 """
 
@@ -26,7 +27,7 @@ from weft.base.card import Op, Trial, trials
 from weft.base.target import Target
 from weft.compiler import frontend, schedules
 from weft.compiler.buckets import by_bucket
-from weft.compiler.schedules import CE_PUSH, LIBRARY, SM_PUSH, Config, fused, predict
+from weft.compiler.schedules import CE_PUSH, LIBRARY, RELAY, SM_PUSH, Config, predict
 from weft.ops import _baselines
 from weft.ops.reduce_scatter import Problem as ReduceScatter
 from weft.plan import operations, scales, summed
@@ -54,7 +55,7 @@ class Problem(summed.Problem):
     """m rows over all ranks, n columns and k of each rank; a rank's result is its shard."""
 
     op = "gemm_rs"
-    transports = (SM_PUSH, CE_PUSH, UNFUSED, LIBRARY)
+    transports = (SM_PUSH, RELAY, CE_PUSH, UNFUSED, LIBRARY)
     program, unfused = staticmethod(program), ReduceScatter
 
     def result_rows(self, rank: int) -> tuple[int, int]:
@@ -63,9 +64,9 @@ class Problem(summed.Problem):
 
 def candidates(problem: Problem, target: Target) -> Iterator[Config]:
     """Configurations worth measuring, the one to take unmeasured first."""
-    kinds = [fused(problem, target), schedules.unfused(problem, target)]
+    kinds = [schedules.fused(problem, target), schedules.unfused(problem, target)]
     is_small = problem.rows < FUSED_ROWS and target.backend != "emu"
-    for kind in reversed(kinds) if is_small or len(problem.nodes) > 1 else kinds:
+    for kind in reversed(kinds) if is_small or not schedules.may_pay(problem, target) else kinds:
         yield from kind
     if problem.can_use_library(target):
         yield Config(transport=LIBRARY)
@@ -132,8 +133,7 @@ op = Op(
     summary="out = rows of this rank of sum(A[m, k] @ B[k, n] over ranks)",
     problem=Problem,
     reference=reference,
-    candidates=candidates, choose=choose,
-    predict=predict,
+    candidates=candidates, choose=choose, predict=predict,
     may_differ=lambda one, other: one == other or CE_PUSH == one.transport != other.transport,
     trials=(
         *trials({"m": 56, "n": 24, "k": 16}),

@@ -8,7 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
+
+import torch
+from torch.nn.functional import pad
 
 from weft.base.errors import UnsupportedError
 from weft.base.parts import full_part, part_of
@@ -64,8 +68,9 @@ def is_of_calls(plan: Plan) -> bool:
     return all(isinstance(step, Call) for step in plan.steps)
 
 
-# Of its operands and whom it runs for.
-Doing = Callable[[Sequence[Any], Here], Any]
+# Of its operands, whom it runs for, and where the caller wants the result, if anywhere: a gather
+# alone gives it there.
+Doing = Callable[[Sequence[Any], Here, Any], Any]
 
 
 class LibraryCalls:
@@ -97,7 +102,7 @@ class LibraryCalls:
             operands = [values[name] for name in reads]
             if adapted is not None:
                 operands = adapted(step, operands)
-            values[result] = call(operands, here)
+            values[result] = call(operands, here, None)
             for name in last:
                 del values[name]
         return tuple(values[name] for name in self.plan.results)
@@ -105,22 +110,44 @@ class LibraryCalls:
 
 def doing(step: Call) -> Doing:
     """What does a call, found once."""
+    if step.function == "all_gather":
+        return partial(_rows, step)
     if (asks := CALLS.get(step.function)) is not None:
-        return lambda operands, here: asks(step, operands, here)
+        return lambda operands, here, out: asks(step, operands, here)
     function, attributes = libraries.LOCAL[step.function], libraries.attributes(step)
-    return lambda operands, here: function(*operands, **attributes)
+    return lambda operands, here, out: function(*operands, **attributes)
 
 
-def _rows(step: Call, operands: Sequence[Any], here: Here) -> Any:
+def _rows(step: Call, operands: Sequence[Any], here: Here, out: Any = None) -> Any:
     """A gather or a sum of rows. Columns are rows of the transposed."""
     (x,) = operands
     rows = x.t().contiguous() if step.dim == 1 else x.contiguous()
     if step.function == "all_gather":
-        size = here.size(step.writes[0], step.dim or 0)
-        out = provider("collectives").all_gather(rows, world=here.world, m=size)
+        size, into = here.size(step.writes[0], step.dim or 0), None if step.dim else out
+        out = provider("collectives").all_gather(rows, world=here.world, m=size, out=into)
     else:
         out = provider("collectives").reduce_scatter(rows, world=here.world)
     return out.t().contiguous() if step.dim == 1 else out
+
+
+def _all_to_all(step: Call, operands: Sequence[Any], here: Here) -> Any:
+    """A part of what this rank has to each other one: all are sent as the largest of all is."""
+    (x,), world, dim = operands, here.world, step.dim or 0
+    ranks, shape = world.num_ranks, [here.size(step.writes[0], i) for i in range(2)]
+    parts, theirs = ([part_of(size, rank, ranks) for rank in range(ranks)]
+                     for size in (shape[dim], shape[1 - dim]))  # fmt: skip
+    most = [full_part(size, ranks) for size in shape]
+    sent = []
+    for first, end in parts:
+        part = x.narrow(dim, first, end - first)
+        lacks = [extent - size for extent, size in zip(most, part.shape, strict=True)]
+        sent.append(pad(part, (0, lacks[1], 0, lacks[0])))
+    got = provider("collectives").all_to_all(torch.cat(sent), world=world).chunk(ranks)
+    first, end = parts[world.rank]
+    mine = [one.narrow(dim, 0, end - first) for one in got]
+    of_others = [one.narrow(1 - dim, 0, last - begin)
+                 for one, (begin, last) in zip(mine, theirs, strict=True)]  # fmt: skip
+    return torch.cat(of_others, 1 - dim)
 
 
 def _all_reduce(step: Call, operands: Sequence[Any], here: Here) -> Any:
@@ -210,6 +237,7 @@ def _ag_attention(step: Call, operands: Sequence[Any], here: Here) -> Any:
 CALLS: Mapping[str, Callable[[Call, Sequence[Any], Here], Any]] = {
     "all_gather": _rows,
     "reduce_scatter": _rows,
+    "all_to_all": _all_to_all,
     "all_reduce": _all_reduce,
     "columns": _columns,
     "embedding": _embedding,

@@ -42,15 +42,15 @@ class MixedList:
     """Made for a plan at given sizes; `queue` queues a call.
 
     `fill` adds steps to a list, or says that it cannot; `queue_steps` queues them; `packed` are
-    results of calls that kernels read row by row.
+    results of calls that kernels read row by row, `results` the plan's, for which there is room.
     """
 
     def __init__(
-        self, world: Any, steps: Iterable[device.Step], packed: set[str],
+        self, world: Any, steps: Iterable[device.Step], packed: set[str], results: Sequence[str],
         fill: Callable[[CommandList, Sequence[device.Step], Bound, Any], bool],
         queue_steps: Callable[[Sequence[device.Step], Bound, Any], None],
     ) -> None:  # fmt: skip
-        self._world, self._packed = world, packed
+        self._world, self._packed, self._results = world, packed, results
         self._fill, self._queue_steps = fill, queue_steps
         self._parts = [_Part()]
         for step in steps:
@@ -87,7 +87,8 @@ class MixedList:
             if (call := part.call) is not None:
                 assert part.do is not None
                 (name,) = call.writes
-                result = part.do([bound[one] for one in call.reads], here)
+                out = bound[name] if name in self._results else None
+                result = part.do([bound[one] for one in call.reads], here, out)
                 bound[name] = result = result.contiguous() if name in self._packed else result
                 if part.is_place is None:
                     self._place(i, result, places, extents, made)

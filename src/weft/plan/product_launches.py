@@ -13,7 +13,7 @@ from weft.base.parts import full_part, part_of
 from weft.compiler import layouts, schedules
 from weft.compiler.lower import compose, kernels, signature, source
 from weft.ir import core
-from weft.ir.device import Launch, scales_of
+from weft.ir.device import Launch, puts_far, scales_of
 from weft.ir.schedule import PUSHERS, Schedule
 from weft.plan import launches, scales
 from weft.plan.launches import KernelLaunch, Start
@@ -71,7 +71,9 @@ class Product(KernelLaunch):
         # The chunks of own rows that its communication CTAs store on each rank, if it has any.
         self.pushed = sum(plan.channels[name].chunks for name in launch.announces
                           if left in launch.pushes)  # fmt: skip
-        self.schedule = one = schedule or self._usual(plan.nodes)
+        puts = puts_far(plan.plan, launch)
+        self.is_relayed = bool(launch.pushes) and not puts
+        self.schedule = one = schedule or self._usual(plan.nodes if puts else ())
         self.tma, self.is_sm90 = self.tma and one.tma, one.template == "sm90"
         if not (self.is_sm90 or self.is_whole or self.tile == self.plain_tile):
             message = f"tile={self.tile} with template=plain on {target}"
@@ -94,7 +96,6 @@ class Product(KernelLaunch):
     def _usual(self, nodes: tuple[int, ...]) -> Schedule:
         """The schedule of a launch for which nobody says another."""
         target, ranks, (tile_m, tile_n, tile_k) = self.world.target, self.world.num_ranks, self.tile
-        nodes = nodes if self.launch.pushes else ()  # others wait for what is relayed
         is_hopper = launches.is_for_hopper(self.itemsize, nodes, target)
         is_sm90 = is_hopper and self.tma and gemm_sm90.has_tile(self.tile)
         # What the last own tiles of an all-reduce sum is not hidden: few of them.
@@ -134,8 +135,11 @@ class Product(KernelLaunch):
             one.group_m, schedules.head_of(self.m, self._rank_rows, tile_m, one.own_first),
             one.first_wave, pushers, ceil(pushers / max(1, (ranks - 1) * self.pushed)),
         ) if self.is_whole else None  # fmt: skip
+        # A relay takes other nodes' tiles in an order of its own: own ones, which wait for relays,
+        # come behind all of them, or two ranks' programs could wait for each other.
+        last = tiles if self.is_relayed else one.last
         self.parts = launches.parts_of(
-            self, self._rank_rows, ranks, (tile_m, tile_n), self.is_sm90, grid, self.schedule.last,
+            self, self._rank_rows, ranks, (tile_m, tile_n), self.is_sm90, grid, last,
             self.schedule.group_m, max(1, self.chunks),
         )  # fmt: skip
         self.axes = (("tile row", self.parts.tiles_m), ("tile column", self.parts.num_n),

@@ -161,7 +161,7 @@ class Starts:
         programs = max(1, min(resident, parts.tiles_m * parts.num_n))
         given = (
             *(bound[name] for name in (*step.reads, *step.pushes)), *words, slot.arg, parts,
-            product.groups, self.world.arg, tile_n, max(1, SUMMED // tile_n),
+            product.groups, self.world.arg, tile_n, max(1, SUMMED >> (tile_n - 1).bit_length()),
         )  # fmt: skip
         return Start(relay.relay_tiles, (programs, 1, 1), given, {"num_warps": WARPS})
 

@@ -88,7 +88,9 @@ class Product(Rows):
 
     def can_use_sm90(self, target: Target) -> bool:
         """Does the template for Hopper take this problem there?"""
-        is_asked = launches.is_for_hopper(self.itemsize, self.nodes, target, self.b_is_nk)
+        # What is relayed stays within the node.
+        nodes = () if schedules.can_relay(self) else self.nodes
+        is_asked = launches.is_for_hopper(self.itemsize, nodes, target, self.b_is_nk)
         return is_asked and self.can_use_tma(target)
 
     def library_takes(self, target: Target) -> bool:

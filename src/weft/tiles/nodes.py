@@ -29,10 +29,11 @@ def seat_of(world, peer, node):
 
     Not the local rank, which counts ranks that are not in this world too.
     """
-    others = tl.arange(0, triton.next_power_of_2(world.num_ranks))
-    nodes = world.table + layout.PEER_BASES + world.num_ranks + others
-    on_node = tl.load(nodes, mask=others < world.num_ranks, other=-1) == node
-    return tl.sum((on_node & (others < peer)).to(tl.int32))
+    # Word by word, all of them under way at once: Gluon would ask for the layout of a tensor.
+    nodes, before = world.table + layout.PEER_BASES + world.num_ranks, 0
+    for other in tl.static_range(world.num_ranks):
+        before += (tl.load(nodes + other) == node).to(tl.int32) * (other < peer)
+    return before
 
 
 @triton.jit
@@ -45,11 +46,12 @@ def node_size(world, node):
 def partner_of(world, of, node):
     """The partner of rank `of` on `node`."""
     seat = seat_of(world, of, node_of(world, of)) % node_size(world, node)
-    others = tl.arange(0, triton.next_power_of_2(world.num_ranks))
-    nodes = world.table + layout.PEER_BASES + world.num_ranks + others
-    on_node = (tl.load(nodes, mask=others < world.num_ranks, other=-1) == node).to(tl.int32)
-    is_it = (on_node == 1) & (tl.cumsum(on_node) == seat + 1)
-    return tl.sum(tl.where(is_it, others, 0))
+    nodes, before, partner = world.table + layout.PEER_BASES + world.num_ranks, 0, 0
+    for other in tl.static_range(world.num_ranks):
+        is_on_node = (tl.load(nodes + other) == node).to(tl.int32)
+        partner += other * is_on_node * (before == seat)
+        before += is_on_node
+    return partner
 
 
 @triton.jit
@@ -61,7 +63,6 @@ def is_partner(world, peer, of):
 @triton.jit
 def num_nodes(world):
     """How many nodes there are, where each one's ranks lie one behind the other."""
-    # Word by word, all of them under way at once: Gluon would ask for the layout of a tensor.
     nodes = world.table + layout.PEER_BASES + world.num_ranks
     before, number = tl.load(nodes), 1
     for peer in tl.static_range(1, world.num_ranks):

@@ -265,15 +265,15 @@ def relay_sums(x, out, parts, partials, parts_ready, partials_ready, slot, shard
 def _sum_tile(world, relayed, partials, at, parts, first, size, shard, tile_n: tl.constexpr,
               block_m: tl.constexpr):  # fmt: skip
     """The sum of a node's parts of a tile -> its owner's partials, this rank's part of them."""
-    n = parts.n
-    columns = at.i_n * tile_n + tl.arange(0, tile_n)[None, :]
-    stride = tl.cast(n, tl.int64) * parts.rows
+    n = min(parts.n, (at.i_n + 1) * tile_n)
+    columns = at.i_n * tile_n + tl.arange(0, triton.next_power_of_2(tile_n))[None, :]
+    stride = tl.cast(parts.n, tl.int64) * parts.rows
     received = relayed + stride * first
     there = partials + stride * wl.rank(world)
     for row in range(0, parts.tile_m, block_m):
         rows = row + tl.arange(0, block_m)[:, None]
         mask = (rows < parts.tile_m) & (at.row + rows < at.end) & (columns < n)
-        i = (at.row + rows).to(tl.int64) * n + columns
+        i = (at.row + rows).to(tl.int64) * parts.n + columns
         # No part is this rank's elsewhere: its own product has brought its own one, too.
         total = reduce.add(size, reduce.load_part, reduce.Parts(received, received, stride, -1),
                            i, mask)  # fmt: skip

@@ -94,7 +94,7 @@ def compiled_of(words: str) -> Compiled:
 def generated(subject: Any, target: Target, notes: list[str]) -> Iterator[tuple[Any, Any]]:
     """The kernels of a program's plan; `notes` get those that have no record."""
     from weft.compiler.lower import kernels, signature, source
-    from weft.ir.device import Buffer, Launch
+    from weft.ir.device import Buffer, Launch, puts_far
     from weft.plan import launches
     from weft.tiles import gemm_sm90, multiply_sm90
 
@@ -114,7 +114,7 @@ def generated(subject: Any, target: Target, notes: list[str]) -> Iterator[tuple[
         plain = (tile_m, multiply_sm90.wide_columns(tile_n), tile_k)
         given = signature.Specialised(dtype.name, plain, facts.num_ranks, num_stages=2)
         yield variants.plain, signature.record(kernel, "plain", given)
-        nodes = facts.nodes if launch.pushes else ()
+        nodes = facts.nodes if puts_far(plan, launch) else ()
         is_hopper = launches.is_for_hopper(dtype.itemsize, nodes, target)
         if variants.sm90 is not None and is_hopper and gemm_sm90.has_tile(launch.tile):
             stages = gemm_sm90.most_stages(*launch.tile, target)

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from weft.base.dtypes import DTYPES
-from weft.base.hardware import hardware_of
+from weft.base.hardware import Hardware, hardware_of
 from weft.base.target import Target
 from weft.compiler.cost import libraries, products
 from weft.compiler.cost.products import Product
@@ -353,11 +353,25 @@ def predicted_us(
     elif is_staged_by(collective.kind, engine):
         assert isinstance(chunks, int)
         us = products.staged_us(shape, machine, chunks)
+    elif engine == "relay":
+        us = relayed_us(shape, machine, collective.kind)
     elif collective.kind == "reduce_scatter":
         us = products.scattered_us(shape, machine, engine=engine)
     else:
         us = products.reduced_us(shape, machine, engine)
     return round(us, 3)
+
+
+def relayed_us(shape: Product, machine: Hardware, kind: str) -> float:
+    """The product, whose sums are relayed between nodes; where all ranks get them, a library's
+    gather behind it."""
+    us = products.scattered_us(shape, machine, engine="relay")
+    if kind == "all_reduce":
+        row_bytes = shape.n * shape.itemsize
+        sizes = shape.rows * row_bytes, shape.m * row_bytes
+        ranks = shape.num_ranks, shape.num_nodes
+        us += libraries.collective_us("all_gather", *sizes, *ranks, machine)
+    return us
 
 
 def shape_of(program: Program, product: Task, facts: Facts) -> Product:

@@ -40,7 +40,7 @@ def collective_us(
     shards = (num_ranks - 1) / (machine.library_ranks - 1)
     if kind == "all_gather":
         near_us = on_curve(machine.gather, shards * part_bytes)
-    elif kind == "reduce_scatter":
+    elif kind in ("reduce_scatter", "all_to_all"):
         near_us = on_curve(machine.scatter, shards * part_bytes)
     else:
         near_us = on_curve(machine.reduce, all_bytes)

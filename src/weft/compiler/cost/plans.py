@@ -53,8 +53,8 @@ GROUP_M = 8
 EDGE_ROWS = 128
 ENGINE = "copy engine 0"
 COLLECTIVES = (
-    "all_gather", "reduce_scatter", "all_reduce", "moe_route", "ep_route", "ep_dispatch",
-    "ep_combine",
+    "all_gather", "reduce_scatter", "all_reduce", "all_to_all", "moe_route", "ep_route",
+    "ep_dispatch", "ep_combine",
 )  # fmt: skip
 ATTENTION = ("attention", "ag_attention")
 EVEN = Fabric()
@@ -284,7 +284,9 @@ class _Times(PlanAt):
     def collective_us(self, function: str, nbytes: float) -> float:
         """A library's; of sums of all rows `nbytes` are those of all, else a rank's part."""
         kind, parts = function, (nbytes, nbytes * self.num_ranks)
-        if function not in ("all_gather", "reduce_scatter"):
+        if function == "all_to_all":  # of what a rank has, a part goes to each
+            parts = nbytes / self.num_ranks, nbytes
+        elif function not in ("all_gather", "reduce_scatter"):
             kind, parts = "all_reduce", (nbytes / self.num_ranks, nbytes)
         num_nodes = len(set(self.node_of))
         return libraries.collective_us(kind, *parts, self.num_ranks, num_nodes, self.machine)

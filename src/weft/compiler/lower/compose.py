@@ -180,9 +180,10 @@ def summed_block(kernel: core.Kernel, name: str, tile: Sequence[int]) -> tuple[i
 
 def has_sm90(kernel: core.Kernel) -> bool:
     """Is there a variant of it for Hopper?"""
-    # Kernels in Gluon put nothing to other nodes: they wait for what is relayed. Sums over rows
-    # take several segments.
-    puts = any(one.function in core.FAR for one in kernel.of(core.Hook))
+    # Kernels in Gluon put nothing to other nodes: they wait for what is relayed, and give a relay
+    # what goes there. Sums over rows take several segments.
+    far = {*core.FAR} - {*core.IN_NODE}
+    puts = any(one.function in far for one in kernel.of(core.Hook))
     return (kernel.of(core.Template)[0].function == "gemm"
             and not (puts and _is_by_node(kernel)) and not is_summed_over_rows(kernel))  # fmt: skip
 

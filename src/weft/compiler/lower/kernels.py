@@ -250,6 +250,7 @@ def _relayed(plan: Plan, launch: Launch, product: Do) -> Iterator[core.Statement
     for channel in (shares, for_others):
         yield params.signals(plan, launch, channel)
     yield core.Param("groups", "number", "where a relay finds parts")
+    yield from _given_scales(product)
     yield from params.around(plan, launch)
     yield core.Mapping("parts", "static", (left,), cuts="part")
     yield core.Template("gemm", launch.tile, formula(launch))
@@ -257,6 +258,7 @@ def _relayed(plan: Plan, launch: Launch, product: Do) -> Iterator[core.Statement
         yield core.Credit("begin", "slot")
     yield core.Hook("order", launch.order, ("parts",))
     yield core.Hook("ready", "read_owned", (left, "parts"))
+    yield from _scaled(product, "parts")
     yield core.Wait("combine", shares.name, "relayed", "parts", place=shares.place)
     yield core.Hook("combine", "add_relayed", (partials, "parts"))
     yield core.Hook("emit", "store_own", (result, "parts"))

@@ -4,9 +4,9 @@
     ->    all_gather(a, dim=0, kernel=p_gather, engine=ce_push)
 
 Copy engines leave all SMs to the product but start late; SMs push at once but are missing there;
-puts with signals reach other nodes; packets save the signal of small messages. Which is first is
-predicted, with the tiles that go with it (weft.compiler.cost); where the libraries one after the
-other would be first, they are taken.
+puts with signals reach other nodes, relays cross to each of them once; packets save the signal of
+small messages. Which is first is predicted, with the tiles that go with it (weft.compiler.cost);
+where the libraries one after the other would be first, they are taken.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from weft.compiler.facts import Facts, Settings
 from weft.ir.choice import Choice
 from weft.ir.kinds import GATHERED, PRODUCTS
 from weft.ir.task import ENGINES, INSIDE, LL, Program, Task
+from weft.ir.tensor import Shard
 
 # Of products, what an operator's schedule asks for: their kernels are written, not generated.
 BY_REQUEST = ("pushers", *LL)
@@ -62,6 +63,8 @@ def engines(program: Program, facts: Facts, settings: Settings) -> Program:
             message = unmeasured(facts.target)
         message = f"as the schedule says; {message}" if asked else message
         program = _with(program, collective, products, best)
+        if collective.kind == "all_reduce" and best.engine == "relay":
+            program = _in_two(program, program.task(collective.name))
         choice = Choice(collective.name, "engine", best.engine, message, collective.place)
         program = replace(program, choices=(*program.choices, choice))
     return program
@@ -109,6 +112,24 @@ def _with(program: Program, collective: Task, products: tuple[Task, ...], way: W
         return task
 
     return replace(program, tasks=tuple(map(taken, program.tasks)))
+
+
+def _in_two(program: Program, total: Task) -> Program:
+    """Sums that are relayed go to their rows' owners; a library relays them to all ranks.
+
+    c = all_reduce(product, engine=relay)    ->    c_scattered = reduce_scatter(product, dim=0,
+                                                     engine=relay); c = all_gather(c_scattered)
+    """
+    assert total.type is not None
+    names, name = {one.name for one in program.tasks}, f"{total.name}_scattered"
+    while name in names:
+        name += "_"
+    owned = replace(total.type, placement=Shard(0))
+    sums = replace(total, name=name, kind="reduce_scatter", dim=0, type=owned)
+    gather = Task(total.name, "all_gather", (name,), total.type, dim=0, place=total.place)
+    tasks = [each for one in program.tasks
+             for each in ((sums, gather) if one is total else (one,))]  # fmt: skip
+    return replace(program, tasks=tuple(tasks))
 
 
 def _times_text(found: list[Way]) -> str:

@@ -38,15 +38,28 @@ def add_staged(partials, parts, at, cells, value, rank, num_ranks: tl.constexpr)
 @triton.jit
 def _add_shares(at, cells, column, value, first, n, parts, rank, num_ranks: tl.constexpr):
     """value + the other ranks' shares; the tile's of rank 0 begins at `first`, in rows of n."""
+    i, j, mask = cells_of(at, cells, column, value, n, parts)
+    for hop in range(1, num_ranks):
+        source = (rank + hop) % num_ranks
+        value = add_share(value, first, source, i, j, mask, column, n, parts)
+    return value
+
+
+@triton.jit
+def cells_of(at, cells, column, value, n, parts):
+    """A fragment's rows within its tile, its columns from `column` on, and which of them there
+    are."""
     i = first_row(at, cells, parts) + fragments.index(value, 0)
     # Columns are added last, in 64 bits: so they are constants of each load, and few of the loads'
     # addresses are kept over the hops, beside the accumulator. As offsets they did not fit in
     # registers.
     j = fragments.index(value, 1).to(tl.int64)
-    mask = (i < at.end - at.row)[:, None] & (j < n - column)[None, :]
-    for hop in range(1, num_ranks):
-        source = (rank + hop) % num_ranks
-        of_source = tl.cast(fragments.aligned(parts.n), tl.int64) * parts.rows
-        rows = first + source * of_source + column + i.to(tl.int64) * n
-        value += tl.load(rows[:, None] + j[None, :], mask=mask, other=0.0).to(tl.float32)
-    return value
+    return i, j, (i < at.end - at.row)[:, None] & (j < n - column)[None, :]
+
+
+@triton.jit
+def add_share(value, first, source, i, j, mask, column, n, parts):
+    """value + the share of rank `source`, by `cells_of`."""
+    of_source = tl.cast(fragments.aligned(parts.n), tl.int64) * parts.rows
+    rows = first + source * of_source + column + i.to(tl.int64) * n
+    return value + tl.load(rows[:, None] + j[None, :], mask=mask, other=0.0).to(tl.float32)

@@ -5,6 +5,7 @@
     add_relayed    `combine`: near ranks' shares of an own tile, and other nodes' sums of it
 
 A node's sum comes from the partner there, by whose rank it lies and is announced, as a share does.
+All tiles are stored within the node, in either template: nothing is put.
 
 Units  relayed: [parts of a relay, rows, n], by `relay.Groups`; its words have as many to a tile
 """
@@ -16,26 +17,32 @@ import triton.language as tl
 
 import weft.language as wl
 from weft.tiles import fragments, nodes, relay
-from weft.tiles.hooks import partition, scatter, signals
+from weft.tiles.hooks import partition, reduce, signals
 
 
 @triton.jit
 def push_near(partials, parts, at, cells, fragment, rank, world):
     """A near rank's tile -> its partials, this rank's part of them."""
     if wl.is_near(world, at.owner):
-        scatter.push(partials, parts, at, cells, fragment, rank, world)
+        _store(partials, rank, at.owner, parts, at, cells, fragment, world)
+
+
+@triton.jit
+def _store(target, index, to, parts, at, cells, fragment, world):
+    """A tile -> part `index` of `target` on rank `to`, which is near."""
+    value = fragments.in_registers(fragment)
+    offset, mask = partition.offsets(at, cells, value, parts)
+    there = wl.at(world, target + partition.place_of(index, at, parts), to)
+    tl.store(there + offset, value.to(target.dtype.element_ty), mask=mask)
 
 
 @triton.jit
 def push_partner(relayed, parts, groups, at, cells, fragment, rank, world):
     """A far rank's tile -> its part of the partner's `relayed`, this rank's seat of it."""
     if not wl.is_near(world, at.owner):
-        value = fragments.in_registers(fragment)
-        offset, mask = partition.offsets(at, cells, value, parts)
         place = relay.place_of(world, at.owner, rank, groups)
-        there = relayed + partition.place_of(place, at, parts) + offset
         to = nodes.partner_of(world, at.owner, wl.node(world))
-        wl.put(world, there, value.to(relayed.dtype.element_ty), to=to, mask=mask)
+        _store(relayed, place, to, parts, at, cells, fragment, world)
 
 
 @triton.jit
@@ -65,7 +72,10 @@ def notify_partner(
 @triton.jit
 def _gives(world, source, rank):
     """Does `source` send a share, or its node's sum, of the tiles of `rank`?"""
-    return wl.is_near(world, source) | nodes.is_partner(world, source, rank)
+    gives = wl.is_near(world, source)
+    if not gives:
+        gives = nodes.is_partner(world, source, rank)
+    return gives
 
 
 @triton.jit
@@ -89,10 +99,10 @@ def wait_relayed(
 def add_relayed(partials, parts, at, cells, value, rank, world, num_ranks: tl.constexpr):
     """value + near ranks' shares of this own tile, and other nodes' sums of it."""
     n = fragments.aligned(parts.n)
-    offset, mask = partition.offsets(at, cells, value, parts)
+    first = partials + at.row.to(tl.int64) * n
+    i, j, mask = reduce.cells_of(at, cells, cells.column, value, n, parts)
     for hop in range(1, num_ranks):
         source = (rank + hop) % num_ranks
         if _gives(world, source, rank):
-            rows = partials + (source.to(tl.int64) * parts.rows + at.row) * n
-            value += tl.load(rows + offset, mask=mask, other=0.0).to(tl.float32)
+            value = reduce.add_share(value, first, source, i, j, mask, cells.column, n, parts)
     return value
