@@ -13,9 +13,21 @@ from weft.compiler import Settings, Shard, Tensor, all_gather, all_reduce, reduc
 from weft.ops import cards
 
 NODES = [(2, 2), (4, 4), (3, 1), (3, 2)]
+# Where the quick tests look: equal nodes, and one with a rank alone.
+QUICK = (NODES[0], NODES[2])
 N, K = 24, 16
 WIDE = 120  # rows of so many columns are worth a relay of their sums
 SUMS = ("gemm_rs", "gemm_ar")
+
+
+def on_nodes(even: int, uneven: int) -> pytest.MarkDecorator:
+    """Each of NODES with m rows, which ranks have alike or not; most of them slow."""
+    found = [(nodes, m) for nodes in NODES for m in (even, uneven)]
+    return pytest.mark.parametrize(("nodes", "m"), [
+        pytest.param(nodes, m, id=f"{text_of(nodes)}-{m}",
+                     marks=() if nodes in QUICK and m == uneven else pytest.mark.slow)
+        for nodes, m in found
+    ])  # fmt: skip
 
 
 def crossing(nodes: tuple[int, ...], main) -> dict[tuple[int, int], int]:
@@ -37,8 +49,7 @@ def pairs(nodes: tuple[int, ...]) -> list[tuple[int, int]]:
     return [(i, j) for i in range(len(nodes)) for j in range(len(nodes)) if i != j]
 
 
-@pytest.mark.parametrize("m", [160, 61])
-@pytest.mark.parametrize("nodes", NODES, ids=text_of)
+@on_nodes(160, 61)
 def test_gathered_rows_cross_once(nodes, m):
     op, num_ranks = cards()["ag_gemm"], sum(nodes)
     problem = op.problem(m=m, n=N, k=K, num_ranks=num_ranks, dtype="float32", nodes=nodes)
@@ -78,8 +89,7 @@ def test_gathered_tokens_cross_once(nodes, split_experts):
     assert crossing(nodes, main) == {(i, j): rows[i] * K * 4 for i, j in pairs(nodes)}
 
 
-@pytest.mark.parametrize("m", [160, 141])
-@pytest.mark.parametrize("nodes", NODES, ids=text_of)
+@on_nodes(160, 141)
 @pytest.mark.parametrize(
     ("name", "transport"),
     [(name, way) for name in SUMS for way in ("relay", cards()[name].problem.unfused.op)],
@@ -102,7 +112,8 @@ def test_sums_cross_once(name, transport, nodes, m):
     }
 
 
-@pytest.mark.parametrize("name", ["moe_rs", pytest.param("moe_ar", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["moe_rs", "moe_ar"])
 def test_sums_over_experts_cross_once_by_collectives_alone(name):
     """Fused, each rank's share goes to every far rank; unfused, a node's sum does, by relay."""
     op, nodes, m, counted = cards()[name], (2, 2), 144, []
@@ -122,7 +133,9 @@ def test_sums_over_experts_cross_once_by_collectives_alone(name):
 
 
 @pytest.mark.parametrize("name", SUMS)
-@pytest.mark.parametrize("nodes", [(2, 1), (3, 2)], ids=text_of)
+@pytest.mark.parametrize(
+    "nodes", [(2, 1), pytest.param((3, 2), marks=pytest.mark.slow)], ids=text_of
+)
 def test_every_way_of_calling_what_is_relayed(nodes, name):
     op = cards()[name]
     for m in (91, 2):  # ranks without rows
@@ -170,8 +183,7 @@ LAYERS = {
 
 
 @pytest.mark.parametrize("sums", ["relay", "library"])
-@pytest.mark.parametrize("m", [160, 141])
-@pytest.mark.parametrize("nodes", NODES, ids=text_of)
+@on_nodes(160, 141)
 @pytest.mark.parametrize("function", LAYERS)
 def test_rows_and_sums_of_programs_cross_once(function, nodes, m, sums):
     """Sums beside the product, tile by tile, or by weft's collective behind it. In float32, as the
