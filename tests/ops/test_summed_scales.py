@@ -80,7 +80,7 @@ def test_shares_reach_other_nodes():
     def main():
         world = weft.init()
         config = next(op.candidates(replace(problem, nodes=(2, 1)), world.target))
-        assert config.transport == "sm_push"
+        assert config.transport == "relay"
         mine = op.make_inputs(problem, world.rank)
         check(op, op.run(world, problem, mine, config), problem, world.rank)
 

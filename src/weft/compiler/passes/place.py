@@ -122,7 +122,9 @@ def _remedies(program: Program, name: str, given: Placement, wanted: Placement) 
     """How a value would come to lie as it is wanted."""
     if isinstance(given, Shard) and isinstance(wanted, Replicate):
         yield f"all_gather({name}, dim={given.dim})"
-    if isinstance(given, Shard) and isinstance(wanted, Shard):
+    declared = program.task(name).type
+    is_rows = declared is None or len(declared.sizes) == 2
+    if isinstance(given, Shard) and isinstance(wanted, Shard) and is_rows:
         yield f"all_to_all({name}, dim={wanted.dim})"
     if isinstance(given, Partial) and isinstance(wanted, Replicate):
         yield f"all_reduce({name})"
