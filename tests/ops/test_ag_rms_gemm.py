@@ -13,6 +13,7 @@ from weft.base.dtypes import tolerance
 from weft.base.errors import ShapeError
 from weft.base.target import TARGETS
 from weft.ops.ag_rms_gemm import PROGRAM, op
+from weft.plan.prepare import card_of
 from weft.plan.program_cards import UNFUSED, Config
 
 K, N, EPS = 24, 40, 0.5
@@ -112,3 +113,15 @@ def test_its_kernels_are_described_for_every_target(target):
     problem = op.make_problem(4, {"m": 4096, "k": 4096, "n": 7168}, "bfloat16")
     found = [record.name for _, record in op.kernels(problem, None, TARGETS[target])]
     assert sum("ag_rms_gemm_multiply" in name for name in found) == 1 and len(found) >= 2
+
+
+def test_a_program_of_its_name_does_not_take_its_place():
+    """One of its own programs is prepared, in another dtype."""
+    sizes = (("k", 16), ("n", 8))
+    made = [PROGRAM.program_of(dtype, sizes, 2, ()) for dtype in ("bfloat16", "float16")]
+    cards = [card_of(one) for one in (*made, *made)]
+    assert cards[:2] == cards[2:]
+    shape = {"m": 4, "k": 16, "n": 8}
+    found = [one.make_problem(2, shape, "float32").compiled for one in (op, *cards[:2])]
+    assert found[1:] == made
+    assert found[0] is PROGRAM.program_of("float32", sizes, 2, ())

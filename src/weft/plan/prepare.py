@@ -7,6 +7,7 @@ symmetric heap or not. What they would launch is compiled in several processes, 
 
 from __future__ import annotations
 
+import functools
 import itertools
 import os
 import selectors
@@ -124,21 +125,27 @@ def card_of(what: Any) -> Op:
     if isinstance(what, Op):
         return what
     if isinstance(what, Compiled):
-        program = what.stages.program
-        named = dict.fromkeys(program_cards.named_sizes(program), 1)
-
-        def run(world: Any, problem: Any, inputs: Mapping[str, Any], config: Any = None) -> Any:
-            lowered = what if config is None else what.options(lowering=config.transport)
-            return lowered(*inputs.values(), world=world, **problem.open_sizes)
-
-        return program_cards.card(
-            program.name, lambda problem: what, run, summary="", default_shape=named
-        )
+        return _card_of_program(what)
     name = what if isinstance(what, str) else getattr(what, "__name__", "")
     if name in operators.names():
         return operators.card(name)
     known = ", ".join(operators.names())
     raise UsageError(f"{what!r} is no operator and no weft.program; operators are {known}")
+
+
+@functools.lru_cache(maxsize=256)
+def _card_of_program(what: Compiled) -> Op:
+    """One for each, however often it is asked for."""
+    program = what.stages.program
+    named = dict.fromkeys(program_cards.named_sizes(program), 1)
+
+    def run(world: Any, problem: Any, inputs: Mapping[str, Any], config: Any = None) -> Any:
+        lowered = what if config is None else what.options(lowering=config.transport)
+        return lowered(*inputs.values(), world=world, **problem.open_sizes)
+
+    return program_cards.card(
+        program.name, lambda problem: what, run, summary="", default_shape=named
+    )
 
 
 # ---------------------------------------------------------------------------------------------

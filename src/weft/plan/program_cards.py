@@ -40,7 +40,8 @@ LOWERINGS = (OVERLAPPED, PERSISTENT, UNFUSED)
 # Programs of an operator that are kept, one for each set of sizes but the rows'.
 MOST_PROGRAMS = 256
 
-# By name, the program of a problem.
+# By name, the program of a problem. Programs of one name are told apart by ticks: an operator's
+# program in one dtype has the operator's name too.
 _COMPILED: dict[str, Callable[[Problem], Compiled]] = {}
 
 
@@ -99,11 +100,12 @@ def card(
     **given: Any,
 ) -> Op:  # fmt: skip
     """The card of a program; `given` are fields that do not follow from it."""
-    _COMPILED[name] = compiled_of
-    call = run or run_program
+    key, call = name, run or run_program
+    while _COMPILED.setdefault(key, compiled_of) is not compiled_of:
+        key += "'"
     usual: dict[str, Any] = {
         "problem": Problem, "config": Config, "make_inputs": make_inputs, "reference": reference,
-        "make_problem": functools.partial(make_problem, name), "candidates": candidates,
+        "make_problem": functools.partial(make_problem, key), "candidates": candidates,
         "fake": fake, "unfused": (Config(UNFUSED),),
         "takes_nodes": True, "composed": (UNFUSED,),
         "program": lambda problem: problem.compiled.stages.tasks["trace"],
