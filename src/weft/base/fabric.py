@@ -33,9 +33,3 @@ class Fabric:
             value = getattr(self, name)
             if not value >= least or value == float("inf"):
                 raise UsageError(f"fabric: {name}={value!r} must be a number from {least} on")
-
-    def is_up(self, nodes: tuple[int, int], seats: tuple[int, int]) -> bool:
-        """Does what goes from one node's seat to the other's pass the second level?"""
-        one, other = nodes
-        same_leaf = one // max(1, self.leaf) == other // max(1, self.leaf)
-        return self.leaf > 0 and not (same_leaf and seats[0] == seats[1])

@@ -170,10 +170,10 @@ class _Times(PlanAt):
 
     def is_up(self, rank: int, peer: int) -> bool:
         """Does what goes from one to the other pass the second level of switches?"""
-        nodes = self.node_of[rank], self.node_of[peer]
-        if nodes[0] == nodes[1]:
+        one, other, leaf = self.node_of[rank], self.node_of[peer], self.fabric.leaf
+        if not leaf or one == other:
             return False
-        return self.fabric.is_up(nodes, (self.seat(rank), self.seat(peer)))
+        return one // leaf != other // leaf or self.seat(rank) != self.seat(peer)
 
     def multiplies(self, rank: int) -> Hardware:
         """What the products of a rank are reckoned with."""
