@@ -16,7 +16,7 @@ import keyword
 import re
 import tokenize
 import unicodedata
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 from urllib.parse import quote, unquote
@@ -215,3 +215,10 @@ def _comments(text: str) -> dict[int, str]:
     """Comments by line."""
     tokens = tokenize.generate_tokens(io.StringIO(text).readline)
     return {t.start[0]: t.string[1:].strip() for t in tokens if t.type == tokenize.COMMENT}
+
+
+def untaken(name: str, taken: Collection[str]) -> str:
+    """A name that nothing else has: this one, or with as many underscores as that takes."""
+    while name in taken:
+        name += "_"
+    return name

@@ -36,7 +36,7 @@ Rows of this rank alone are loaded once, worked on and stored, with no other ran
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from itertools import takewhile
 from math import log2
 
@@ -48,6 +48,7 @@ from weft.ir import core
 from weft.ir.device import Channel, Do, Launch, Plan
 from weft.ir.kinds import OF_ONE_WIDTH
 from weft.ir.shapes import GATED, ROWS
+from weft.ir.text import untaken
 from weft.tiles.rows import MOST_COLUMNS
 
 # Of rows, and of heads as rows.
@@ -199,7 +200,7 @@ def _alone(plan: Plan, launch: Launch, formula: str) -> Iterator[core.Statement]
     loaded = (param(there, "view"), "cut")
     if first.kind.endswith(HALVES):
         hooks.append((first.kind.removesuffix(f"_mul{HALVES}"), ()))
-        hooks.append(("mul_view", (param(_unique(f"{there}_up", taken), "view", there), "cut")))
+        hooks.append(("mul_view", (param(untaken(f"{there}_up", taken), "view", there), "cut")))
     for do in (first, *rest):
         if do is not first:
             others = [name for name in do.operands if name != there]
@@ -211,7 +212,7 @@ def _alone(plan: Plan, launch: Launch, formula: str) -> Iterator[core.Statement]
             hooks.append(("rms_norm", (weight, epsilons[do.result][0], "cut")))
         elif do.kind == "rope":
             assert do.base is not None
-            base = _unique(f"log2_base_of_{do.result}", taken)
+            base = untaken(f"log2_base_of_{do.result}", taken)
             numbers.append(core.Param(base, "number", repr(log2(do.base))))
             hooks.append(("turn", (loaded[0], param(others[0], "pointer"), base, "cut")))
         elif do.kind == "rope_by_table":
@@ -245,13 +246,7 @@ def _table(launch: Launch) -> Iterator[core.Param]:
 
 
 def _choices(launch: Launch) -> str:
-    return _unique("top_k", {*launch.reads, *launch.writes, *launch.pushes})
-
-
-def _unique(name: str, taken: Collection[str]) -> str:
-    while name in taken:
-        name += "_"
-    return name
+    return untaken("top_k", {*launch.reads, *launch.writes, *launch.pushes})
 
 
 def _ready(launch: Launch) -> core.Hook:

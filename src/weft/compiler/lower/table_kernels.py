@@ -26,6 +26,7 @@ from collections.abc import Iterator
 from weft.compiler.lower import params
 from weft.ir import core
 from weft.ir.device import Channel, Launch, Plan, announced, is_relay
+from weft.ir.text import untaken
 
 
 def statements(plan: Plan, launch: Launch, formula: str) -> Iterator[core.Statement]:
@@ -48,9 +49,7 @@ def statements(plan: Plan, launch: Launch, formula: str) -> Iterator[core.Statem
         yield params.signals(plan, launch, channel)
     yield core.Param(routing, "tables", "moe_route")
     yield from params.around(plan, launch)
-    by = "experts"
-    while by in (fed, rows, weights, result, gathered, routing):
-        by += "_"
+    by = untaken("experts", (fed, rows, weights, result, gathered, routing))
     yield core.Mapping(by, "tables", (routing,), cuts="experts")
     yield core.Template("gemm", launch.tile, formula)
     if launch.takes:

@@ -29,6 +29,7 @@ from weft.ir.choice import Choice
 from weft.ir.kinds import GATHERED, PRODUCTS
 from weft.ir.task import ENGINES, INSIDE, LL, Program, Task
 from weft.ir.tensor import Shard
+from weft.ir.text import untaken
 
 # Of products, what an operator's schedule asks for: their kernels are written, not generated.
 BY_REQUEST = ("pushers", *LL)
@@ -121,9 +122,7 @@ def _in_two(program: Program, total: Task) -> Program:
                                                      engine=relay); c = all_gather(c_scattered)
     """
     assert total.type is not None
-    names, name = {one.name for one in program.tasks}, f"{total.name}_scattered"
-    while name in names:
-        name += "_"
+    name = untaken(f"{total.name}_scattered", {one.name for one in program.tasks})
     owned = replace(total.type, placement=Shard(0))
     sums = replace(total, name=name, kind="reduce_scatter", dim=0, type=owned)
     gather = Task(total.name, "all_gather", (name,), total.type, dim=0, place=total.place)
