@@ -43,8 +43,6 @@ BLOCKS, BLOCK_K = "blocks", gemm.BLOCK_K.value
 E4M3, E4M3_ARCH = "float8_e4m3fn", 89
 # Fields that count something.
 COUNTS = ("chunks", "group_m", "first_wave", "last")
-# Rows of tiles that programs of one turn share, of all ranks' parts.
-TOGETHER = 16
 # Cuts of the generic template that are worth a measurement.
 MOST_CUTS = 2
 
@@ -339,7 +337,7 @@ def group_m(num_ranks: int, tiles_m: int) -> int:
 
     Groups are alike: in a low one each tile would bring a column of B along.
     """
-    most = max(1, TOGETHER // num_ranks)
+    most = max(1, products.TOGETHER // num_ranks)
     return max(1, ceil(tiles_m / max(1, ceil(tiles_m / most))))
 
 

@@ -30,6 +30,8 @@ THIN_REST = 32
 OF_FEW_ROWS = ((256, 1.6), (512, 1.35), (1024, 1.2))
 # How long the last packets are under way once all weights are read: at most 16 rows, and more.
 FEWEST_SUMMED, LAST_PACKETS_US, LAST_WIDE_PACKETS_US = 16, 1.0, 7.0
+# Of products whose sums leave: rows of tiles, of all ranks' parts, that share columns of B.
+TOGETHER = 16
 # Of a grouped product: so little may be waited for in any case, since tokens may choose few
 # experts, which then have many tiles.
 PATIENCE = 0.02
@@ -291,6 +293,22 @@ def _beside(work_us: float, read_us: float) -> float:
     return (work_us**1.5 + read_us**1.5) ** (2 / 3)
 
 
+def _summed_us(product: Product, machine: Hardware, programs: int, rows: int) -> float:
+    """A product whose tiles come part by part, `rows` of tiles each: TOGETHER of these at a time
+    share a reading of B, or as many as all programs have columns of."""
+    alone_us = multiply_us(replace(product, group_m=product.tiles[0]), machine, programs)
+    b_bytes = product.n * product.k * product.itemsize
+    if b_bytes <= machine.cached_bytes:
+        return alone_us
+    num_m, num_n = product.tiles
+    together = min(num_m, max(min(rows, TOGETHER), programs // num_n))
+    readings = ceil(num_m / together)
+    if product.tile[1] <= 128:  # which ask for more bytes at a time than wide ones
+        few = max(0.0, 1 - together * product.tile[0] / machine.many_rows)
+        alone_us += readings * few * b_bytes / machine.reread_gbps / 1e3
+    return max(alone_us, readings * _read_us(b_bytes, machine))
+
+
 def leaving_us(product: Product, machine: Hardware, by_tma: bool = False) -> float:
     """How long tiles on their way to other ranks hold up their programs' next products.
 
@@ -322,7 +340,8 @@ def scattered_us(
     is_relayed = engine == "relay"
     programs = machine.num_sms - RELAYS * is_relayed
     each = tile_us(product, machine)
-    alone = multiply_us(product, machine, programs) + leaving_us(product, machine, by_tma)
+    alone = _summed_us(product, machine, programs, product.tiles[0])
+    alone += leaving_us(product, machine, by_tma)
     part_bytes = product.m * product.n * product.itemsize / product.num_ranks
     # The last tiles for others leave when own ones begin, and are needed when those end.
     sent_us = _sent_us(product, machine, part_bytes, machine.push_gbps) + machine.signal_us
@@ -347,7 +366,7 @@ def staged_us(product: Product, machine: Hardware, chunks: int) -> float:
     """The product, whose other rows copy engines carry: part by part, each in chunks of columns;
     own ones last, which wait for the same chunk of the others."""
     ranks = product.num_ranks
-    alone = multiply_us(product, machine, machine.num_sms)
+    alone = _summed_us(product, machine, machine.num_sms, ceil(product.rows / product.tile[0]))
     chunk_us, each = alone / ranks / chunks, tile_us(product, machine)
     of_others = product.tiles[0] * product.tiles[1] * (ranks - 1) / ranks
     chunk_bytes = product.rows * product.n * product.itemsize / chunks
@@ -365,10 +384,13 @@ def staged_us(product: Product, machine: Hardware, chunks: int) -> float:
     gbps = machine.wide_sums_gbps if is_wide else machine.sums_gbps
     added_us = combine_us(product, machine, gbps)
     end = alone * (ranks - 1) / ranks
-    # A tile waits when it is multiplied, so a round of all programs is then behind them.
-    ahead_us = each * (1 if is_wide else 2)
+    # A tile waits when it is multiplied, so a round of all programs is then behind them; what is
+    # left of the chunk takes whole rounds.
+    ahead = machine.num_sms * (1 if is_wide else 2)
+    own = product.tiles[0] * product.tiles[1] / ranks / chunks
+    left_us = ceil(max(0.0, own - ahead) / machine.num_sms) * each
     for last in arrived[-chunks:]:
-        end = max(end + chunk_us, last + max(0.0, chunk_us - ahead_us)) + added_us / chunks
+        end = max(end + chunk_us, last + left_us) + added_us / chunks
     return end + machine.end_us
 
 
