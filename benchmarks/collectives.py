@@ -136,7 +136,7 @@ class Subject:
         if self.op == "all_reduce":
             yield from wanted("sm_pull", "symmetric out=x", cuts)
             yield from wanted("one_shot", "plain", cuts)
-            if self.nbytes <= 2 * MB:
+            if self.nbytes <= 4 * MB:
                 yield from by_packets("one_shot_ll")
                 yield from by_packets("two_shot_ll")
 
