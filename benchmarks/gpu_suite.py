@@ -37,7 +37,7 @@ ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
 PAIR = 2
 # Processes beside each other: on all GPUs, on each pair of them, and on a pair that has no others.
-ON_ALL, ON_PAIR, ON_LONE_PAIR = 3, 5, 7
+ON_ALL, ON_PAIR, ON_LONE_PAIR = 3, 5, 9
 # Short tests share a process, up to so many seconds; of one that was never run nothing is known.
 TOGETHER_S, UNKNOWN_S = 60.0, 20.0
 # How long what is stopped may take to stop its own.
