@@ -13,7 +13,6 @@ class Target:
     """A backend and an architecture, e.g. `cuda:90`, `hip:gfx942`, `emu`.
 
     `machine`: the Hardware that was probed where it runs; None: what is known of the target.
-    `has_launch_edges`: a branch of a recorded graph may begin once a kernel of another has begun.
 
     Units   shared_bytes: what one program may use; num_sms: SMs, CUs, or emulated ones
     """
@@ -24,7 +23,6 @@ class Target:
     num_sms: int = 132
     shared_bytes: int = 232448
     has_tma: bool = False
-    has_launch_edges: bool = False
     machine: Any = field(default=None, repr=False)
 
     @property
@@ -38,10 +36,10 @@ class Target:
 TARGETS = {
     target.name: target
     for target in (
-        Target("emu", 0, num_sms=132, has_tma=True, has_launch_edges=True),
+        Target("emu", 0, num_sms=132, has_tma=True),
         Target("cuda", 80, num_sms=108, shared_bytes=166912),
-        Target("cuda", 90, num_sms=132, has_tma=True, has_launch_edges=True),
-        Target("cuda", 100, num_sms=148, has_tma=True, has_launch_edges=True),
+        Target("cuda", 90, num_sms=132, shared_bytes=232448, has_tma=True),
+        Target("cuda", 100, num_sms=148, shared_bytes=232448, has_tma=True),
         Target("hip", "gfx942", warp_size=64, num_sms=304, shared_bytes=65536),
         Target("hip", "gfx950", warp_size=64, num_sms=256, shared_bytes=163840),
     )

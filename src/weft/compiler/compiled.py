@@ -248,10 +248,8 @@ class Compiled:
             representative = facts.representative()
             stages = _that_runs(placed, representative, self.settings)
             carried = [one.name for one in stages.program.tasks if is_staged(one)]
-            if facts.target.has_launch_edges:
-                stages = pipeline.with_recorded(stages)
             # What is asked for is had, or refused where it cannot be.
-            elif carried and not {*carried} & {*self.settings.engines}:
+            if carried and not {*carried} & {*self.settings.engines}:
                 chunks = {n: count for n, count in self.settings.chunks.items() if n not in carried}
                 stages = replace(stages, recorded=_that_runs(
                     placed, replace(representative, is_recorded=True),

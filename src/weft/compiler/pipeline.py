@@ -7,7 +7,7 @@ what overlaps when it is called, since engines and tiles depend on sizes.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -25,7 +25,7 @@ from weft.compiler.passes.place import place
 from weft.compiler.passes.swizzle import swizzle
 from weft.compiler.passes.tile import tile
 from weft.ir import device_rules, task_rules
-from weft.ir.device import Copy, Launch, Plan
+from weft.ir.device import Plan
 from weft.ir.schedule import Schedule
 from weft.ir.task import Program
 
@@ -94,23 +94,6 @@ class Stages:
     def plan(self) -> Plan:
         """The last."""
         return list(self.plans.values())[-1]
-
-
-def with_recorded(stages: Stages) -> Stages:
-    """And those of the same calls where the user records them: launches that set tokens leave an SM
-    free, for what begins with them the streams that take these."""
-    plan = stages.plan
-    tokens = {one.awaits for one in plan.of(Copy) if one.awaits}
-    if not tokens:
-        return stages
-    leaving = tuple(
-        replace(one, spare=max(1, one.spare))
-        if isinstance(one, Launch) and tokens & {*one.announces} else one
-        for one in plan.statements
-    )  # fmt: skip
-    last = list(stages.plans)[-1]
-    plans = {**stages.plans, last: replace(plan, statements=leaving)}
-    return replace(stages, recorded=replace(stages, plans=plans))
 
 
 def compile_program(program: Program) -> Stages:

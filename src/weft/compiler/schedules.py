@@ -382,8 +382,7 @@ def _planned(
             engine, chunks = ways.get(config.transport, (CE_PUSH, 1))
     stages = _overlapped(program, tile, engine, chunks, m, num_ranks, target, nodes)
     kernel = stages.program.task(product.name).kernel
-    stages = replace(stages, schedules={kernel: config})
-    return pipeline.with_recorded(stages) if target.has_launch_edges else stages
+    return replace(stages, schedules={kernel: config})
 
 
 @lru_cache(maxsize=64)

@@ -74,8 +74,8 @@ def candidates(problem: Problem, target: Target) -> Iterator[Config]:
 
 @by_bucket
 def choose(problem: Problem, target: Target, is_recorded: bool = False) -> Config:
-    """What nothing was measured of: copies by engines cannot be recorded everywhere."""
-    refused = CE_PUSH if is_recorded and not target.has_launch_edges else None
+    """What nothing was measured of: copies by engines cannot be recorded."""
+    refused = CE_PUSH if is_recorded else None
     way = next(one for one in candidates(problem, target) if one.transport != refused)
     us = predict(problem, target, way) if way.is_fused else None
     pays = schedules.pays(us, problem, target, UNFUSED, is_recorded)

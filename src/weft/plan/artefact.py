@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -99,8 +99,6 @@ def build(
     said = {}
     for one in targets:
         target = parse_target(one) if isinstance(one, str) else one
-        # What is written down has no such edges.
-        target = replace(target, has_launch_edges=False)
         if target.backend not in ENDINGS:
             raise UsageError(f"an artefact is for {' or '.join(ENDINGS)}, not for {target}")
         said[target.name] = _of_target(

@@ -36,7 +36,7 @@ from weft.plan.row_launches import OwnRows, SummedRows
 from weft.plan.sizes import SizedPlan
 from weft.plan.small_launches import GatheredProduct, SmallProduct
 from weft.plan.starts import Starts
-from weft.plan.streams import Beside, begun_behind, recordings, refuse_recording, run_beside
+from weft.plan.streams import Beside, recordings, refuse_recording, run_beside
 from weft.plan.summed_over_rows import SummedOverRows
 from weft.plan.table_launches import GroupedProduct
 from weft.plan.transfers import Transfers
@@ -137,9 +137,6 @@ class PlanRunner:
         # The streams that wait for tiles; what is recorded as one, and beside it.
         self.copy_streams = tuple(dict.fromkeys(one.stream for one in plan.of(Copy) if one.awaits))
         self.recordings = None if plan.of(Call) else recordings(plan.steps, self.copy_streams)
-        # Where the user records it, and a stream may begin with a launch: which ones with which.
-        has_edges = bool(self.copy_streams) and world.target.has_launch_edges
-        self._begun = begun_behind(plan) if has_edges else None
         # Is all of it recorded as one?
         self._is_one_recording = bool(self.recordings) and not self.copy_streams
         # What runs the same calls where the user records them, and whether all that it needs is
@@ -214,7 +211,7 @@ class PlanRunner:
         """
         # Every microsecond from here to the replay is one of a call's ten.
         is_recording = self._is_recording()
-        if is_recording and self.copy_streams and self._begun is None:
+        if self.copy_streams and is_recording:
             alongside = self.as_recorded(tensors) or self._refuse_recording()
             return alongside.queue(alongside._laid_out(tensors), results)
         if self._is_empty:
@@ -233,10 +230,6 @@ class PlanRunner:
             if not is_recording:
                 raise
             raise self._recorded_too_early() from error
-        if self.copy_streams:
-            if is_recording:
-                return self._record(tensors, results, slot)
-            self._wait_for_replays()
         local = self.memory.local()
         own = (slot.number, 0 if local is None else local.data_ptr())
         key = (own, *places)
@@ -356,36 +349,6 @@ class PlanRunner:
         self._prepare_recorded(tensors)
         return results
 
-    def _record(
-        self, tensors: Mapping[str, torch.Tensor], results: tuple[torch.Tensor, ...], slot: Any
-    ) -> tuple[torch.Tensor, ...]:
-        """Step by step into the user's recording: streams that take tokens begin with the launch
-        that sets them, so that no branch of the graph can hold up what it waits for."""
-        self._here.kept.clear()
-        bound = self.memory.bind(tensors, results, slot)
-        self._load(tensors, results, bound, slot)
-        self.world.calls.recorded_streams |= {*self.copy_streams}
-        main, begun = self.world.current_stream(), self._begun or {}
-        first = dict.fromkeys(self.copy_streams, True)
-        for i, step in enumerate(self.plan.steps):
-            streams = [self.world.stream(name) for name in begun.get(i, ())]
-            for one in streams:
-                one.wait(main)
-            self._queue_all([step], bound, slot)
-            for one in streams:
-                with one:
-                    self.world.backend.begin_with(main, first[one.name])
-                first[one.name] = False
-        return tuple(bound[name] for name in self.plan.results)
-
-    def _wait_for_replays(self) -> None:
-        """A stream of this name may take tokens in a replay that is under way, and this one would
-        take them first: it needs nothing but tokens."""
-        replayed = self.world.calls.recorded_streams
-        for name in self.copy_streams if replayed else ():
-            if name in replayed:
-                self.world.stream(name).wait(self.world.current_stream())
-
     def _recorded_too_early(self) -> UsageError:
         schedules = "".join(f", config={one}" for one in self.stages.schedules.values())
         sizes = ", ".join(f"{name}={size}" for name, size in self.sized.sizes.items())
@@ -468,8 +431,6 @@ class PlanRunner:
             if is_first:  # what libraries need is had by calling them
                 self.run(tensors)
         elif not self._is_empty:
-            if self._begun is not None:
-                self.world.backend.prepare_launch_edges()
             slot, tensors = self.memory.slots.reserve(), self._laid_out(tensors)
             results = self.memory.results()
             self._load(tensors, results, self.memory.bind(tensors, results, slot), slot)

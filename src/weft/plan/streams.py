@@ -1,9 +1,7 @@
 """What is recorded as one, and what streams do beside it that wait for tiles.
 
 A stream that waits must come behind the launch that it waits for. Of two streams the host's order
-says so, so such a stream is recorded by itself. Of two branches of one graph, as where the user
-records the call, an edge says it that leaves a kernel when all of its blocks have begun: where the
-target has such edges, and the kernel leaves an SM to what comes next there.
+says so; of two branches of one graph nothing does. So such a stream is recorded by itself.
 """
 
 from __future__ import annotations
@@ -14,7 +12,7 @@ from typing import Any, NamedTuple
 
 from weft.base.errors import UsageError
 from weft.base.place import UNKNOWN, Place
-from weft.ir.device import After, Copy, Launch, Plan, Step
+from weft.ir.device import After, Copy, Step
 
 
 class Beside(NamedTuple):
@@ -63,25 +61,10 @@ def recordings(
     return (together, beside) if is_free and joined == {*beside} else None
 
 
-def begun_behind(plan: Plan) -> dict[int, tuple[str, ...]] | None:
-    """The streams that take a launch's tokens, by the number of its step: in a graph they begin
-    with it. None where one would begin with another launch, or finds no SM."""
-    found: dict[int, tuple[str, ...]] = {}
-    last: tuple[int, Launch] | None = None
-    for i, step in enumerate(plan.steps):
-        if isinstance(step, Launch):
-            last = i, step
-        elif isinstance(step, Copy) and step.awaits:
-            if last is None or step.awaits not in last[1].announces or not last[1].spare:
-                return None
-            found[last[0]] = tuple(dict.fromkeys((*found.get(last[0], ()), step.stream)))
-    return found
-
-
 def refuse_recording(what: str, remedy: str, place: Place = UNKNOWN) -> UsageError:
     """Of a call that a user records and that names such a transport."""
     return UsageError(
-        f"{what} cannot be recorded here: an engine's stream waits for tiles, and a graph might "
-        f"begin with that wait, not with the product; {remedy}",
+        f"{what} cannot be recorded: an engine's stream waits for tiles, and a graph might begin "
+        f"with that wait, not with the product; {remedy}",
         place=place,
     )

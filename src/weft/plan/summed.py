@@ -295,8 +295,7 @@ class Call(ProductCall):
         stages = None
         if config.is_fused and not problem.is_empty:
             stages = schedules.planned(problem.traced(), config, problem, world.target)
-            is_other = recorded and recorded.is_fused and recorded.transport != config.transport
-            if is_other and config.transport == schedules.CE_PUSH:
+            if config.transport == schedules.CE_PUSH and recorded and recorded.is_fused:
                 instead = schedules.planned(problem.traced(), recorded, problem, world.target)
                 stages = replace(stages, recorded=instead)
         out = (end - first, problem.n), problem.result_dtype

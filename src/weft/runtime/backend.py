@@ -206,14 +206,6 @@ class Backend(Protocol):
     def take_token(self, word: torch.Tensor) -> None:
         """Later work on the current stream starts when this int64 is 1; it is set to 0 then."""
 
-    def prepare_launch_edges(self) -> None:
-        """Have what `begin_with` needs."""
-
-    def begin_with(self, other: Stream, is_first: bool) -> None:
-        """Of a recording: later work on the current stream, which waited for `other` before the
-        last kernel there was queued, begins when that kernel has begun; `is_first`: of what it
-        does since. Only where the target has launch edges."""
-
     def record(self) -> AbstractContextManager[Recording]:
         """Freeze what is launched inside the brackets instead of running it."""
 

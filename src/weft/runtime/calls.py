@@ -37,9 +37,6 @@ class Calls:
         self._is_recording = backend.is_recording
         # How often something was asked for while a recording was under way.
         self.num_recorded = 0
-        # Streams that take tokens in recordings of the user's, where others of that name take the
-        # same ones.
-        self.recorded_streams: set[str] = set()
 
     def __len__(self) -> int:
         return len(self._latest.keys() | dict(self._recorded.items()).keys())

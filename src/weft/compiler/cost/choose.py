@@ -214,7 +214,7 @@ def engines_of(collective: Task, shape: Product, facts: Facts) -> Iterator[str]:
             continue  # stores and copies reach one domain; puts are for others
         by_copies = engine == "ce_push"
         if collective.kind != "all_gather":
-            if by_copies and facts.is_recorded and not facts.target.has_launch_edges:
+            if by_copies and facts.is_recorded:
                 continue  # of a graph's branches none is sure to begin before another
         elif by_copies and (facts.num_ranks == 1 or facts.target.num_sms < 2):
             continue  # nothing to copy, or no SM for what waits beside the product

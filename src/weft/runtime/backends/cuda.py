@@ -137,19 +137,18 @@ class CudaBackend:
         )
         properties = torch.cuda.get_device_properties(self.device)
         arch = properties.major * 10
-        self._driver = self.by_address = Driver()
         self.target = Target(
             "cuda",
             arch,
             num_sms=properties.multi_processor_count,
             shared_bytes=properties.shared_memory_per_block_optin,
             has_tma=arch >= 90,
-            has_launch_edges=arch >= 90 and self._driver.has_launch_edges,
         )
         self._meetings = StoreMeetings(
             dist.distributed_c10d._get_default_store(), dist.get_process_group_ranks(group),
             dist.get_rank(group), number=number, is_aborted=self.aborted,
         )  # fmt: skip
+        self._driver = self.by_address = Driver()
         self._streams: dict[str, CudaStream] = {}
         self._capturing: torch.cuda.Stream | None = None
         self._recording: CudaRecording | None = None
@@ -335,17 +334,6 @@ class CudaBackend:
             return  # the kernel that sets it is left out, and the stream would wait for ever
         self._check_captured()
         self._driver.take_token(word.data_ptr(), torch.cuda.current_stream().cuda_stream)
-
-    def prepare_launch_edges(self) -> None:
-        self._driver.load_empty_kernel()
-
-    def begin_with(self, other: Stream, is_first: bool) -> None:
-        from weft.language import triton_api
-
-        if triton_api.launches_are_held():
-            return  # the kernel that it would begin with is left out
-        here = torch.cuda.current_stream().cuda_stream
-        self._driver.begin_with(here, other.torch.cuda_stream, is_first)  # type: ignore[attr-defined]
 
     def record(self) -> AbstractContextManager[Recording]:
         return self._record()

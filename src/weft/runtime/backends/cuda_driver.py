@@ -1,8 +1,7 @@
 """The calls of NVIDIA's driver that torch has no word for; nothing to build or install.
 
 Source  CUDA driver API: cuMemcpy2DAsync, cuStreamBatchMemOp, cuPointerGetAttribute,
-        cuStreamGetCaptureInfo, cuUserObjectCreate, cuGraphRetainUserObject; of edges of graphs
-        cuStreamUpdateCaptureDependencies and CUgraphEdgeData; of virtual memory
+        cuStreamGetCaptureInfo, cuUserObjectCreate, cuGraphRetainUserObject; of virtual memory
         cuMemAddressReserve, cuMemRetainAllocationHandle, cuMemMap, cuMemSetAccess
 """
 
@@ -20,15 +19,6 @@ MEMORY_UNIFIED = 4
 WAIT_VALUE_64, WRITE_VALUE_64, WAIT_VALUE_EQUAL = 4, 5, 1
 POINTER_BUFFER_ID = 7
 IS_CAPTURING = 1
-# Of an edge: it leaves a kernel when all of its blocks have begun, and ends in another kernel.
-LAUNCH_ORDER_PORT, PROGRAMMATIC_EDGE, EDGE_BYTES = 2, 1, 8
-ADD_DEPENDENCIES, SET_DEPENDENCIES = 0, 1
-EMPTY_KERNEL = b"""
-.version 7.0
-.target sm_80
-.address_size 64
-.visible .entry begun() { ret; }
-"""
 USER_OBJECT_NO_SYNC, GRAPH_TAKES_REFERENCE = 1, 1
 LOCATION_DEVICE, READ_AND_WRITE = 1, 3
 # glibc's sem_t has 32.
@@ -128,9 +118,6 @@ class Driver:
         self._attribute.argtypes = (ctypes.c_void_p, ctypes.c_int, pointer)
         anything = ctypes.c_void_p
         self._capture_info = self._call("cuStreamGetCaptureInfo_v2", pointer, *[anything] * 5)
-        # From CUDA 12.3 on: edges of graphs that say more than "behind".
-        self.has_launch_edges = hasattr(self._library, "cuStreamUpdateCaptureDependencies_v2")
-        self._empty_kernel = ctypes.c_void_p()
         self._new_object = self._call(
             "cuUserObjectCreate", anything, anything, anything, ctypes.c_uint, ctypes.c_uint
         )
@@ -229,43 +216,6 @@ class Driver:
     def begin_life(self, stream: int, life: Life) -> None:
         """The graph that the stream is captured into ends with `life`."""
         self._remember(self._capture(stream)[0], life)
-
-    def begin_with(self, stream: int, other: int, is_first: bool) -> None:
-        """What is captured next on `stream` begins when the last kernel on `other` has begun; if
-        it is not the first there, behind that too.
-
-        Such an edge is one of kernels, so an empty one comes next: it needs a free SM.
-        """
-        status, number, graph = ctypes.c_int(), ctypes.c_uint64(), ctypes.c_void_p()
-        nodes, edges, count = ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_size_t()
-        anything = ctypes.c_void_p
-        found = (ctypes.byref(one) for one in (status, number, graph, nodes, edges, count))
-        self._call("cuStreamGetCaptureInfo_v3", _ADDRESS, *[anything] * 6)(other, *found)
-        if status.value != IS_CAPTURING or count.value != 1:
-            raise RuntimeError(
-                f"stream {other:#x} ends in {count.value} nodes of a capture (status "
-                f"{status.value}); it must end in one kernel"
-            )
-        edge = (ctypes.c_ubyte * EDGE_BYTES)(LAUNCH_ORDER_PORT, 0, PROGRAMMATIC_EDGE)
-        how = SET_DEPENDENCIES if is_first else ADD_DEPENDENCIES
-        update = self._call(
-            "cuStreamUpdateCaptureDependencies_v2", _ADDRESS, anything, anything, _SIZE,
-            ctypes.c_uint,
-        )  # fmt: skip
-        update(stream, nodes, ctypes.byref(edge), 1, how)
-        launch = self._call(
-            "cuLaunchKernel", anything, *[ctypes.c_uint] * 7, _ADDRESS, anything, anything
-        )
-        launch(self._empty_kernel, *[1] * 6, 0, stream, None, None)
-
-    def load_empty_kernel(self) -> None:
-        """For `begin_with`: not while a stream is captured."""
-        if not self._empty_kernel:
-            module, name = ctypes.c_void_p(), ctypes.c_char_p(b"begun")
-            load = self._call("cuModuleLoadData", _POINTER, ctypes.c_char_p)
-            load(ctypes.byref(module), EMPTY_KERNEL)
-            function = self._call("cuModuleGetFunction", _POINTER, _POINTER, ctypes.c_char_p)
-            function(ctypes.byref(self._empty_kernel), module, name)
 
     def _capture(self, stream: int) -> tuple[int, ctypes.c_void_p]:
         """The number of the stream's capture, and its graph."""

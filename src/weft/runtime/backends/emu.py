@@ -269,13 +269,6 @@ class EmulatedBackend:
         kept = self.context.keeping(word)
         self.context.enqueue(lambda: TokenWork(address, place=place, keep=kept()))
 
-    def prepare_launch_edges(self) -> None:
-        """Nothing holds an SM here that has not begun."""
-
-    def begin_with(self, other: RankStream, is_first: bool) -> None:
-        """A launch begins when its stream has come to it, and streams that wait hold no SM: that
-        this one is behind what came before that launch is enough."""
-
     def record(self) -> Recording:
         return Recording(self.context)
 
