@@ -11,6 +11,7 @@ import re
 import statistics
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from statistics import geometric_mean
 from typing import Any
@@ -21,7 +22,10 @@ from weft.tune import variants
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
 PICTURES = ROOT / "docs" / "pictures"
-PAGES = ("README.md", "docs/results.md", "docs/scaling.md")
+PAGES = (
+    "README.md", "docs/results.md", "docs/scaling.md",
+    *(f"docs/ops/{path.name}" for path in sorted((ROOT / "docs" / "ops").glob("*.md"))),
+)  # fmt: skip
 MARKERS = re.compile(r"(<!-- (\w+) -->\n).*?(<!-- end -->)", re.S)
 
 # The parts of the unfused way and weft's product alone, with their titles.
@@ -215,6 +219,23 @@ def collectives_table() -> str:
     how = "graphs up to 4 MB, queued calls above"
     texts = table(["us, NCCL / torch / weft, its best transport", *SHOWN_SIZES], lines)
     return "\n".join([*texts, "", origin(document, how), ""])
+
+
+def collective_table(op: str) -> str:
+    """One collective out of plain tensors: weft's choice, NCCL and the fastest of torch's."""
+    document, lines = load(op), []
+    for label, ours, rows in points(document, device_time=True):
+        transport = re.search(r"transport='(\w+)'", ours["config"] or "")
+        cells = [label, f"{ours['median_us']:.1f} (`{transport[1] if transport else ''}`)"]
+        for name in ("nccl", "torch"):
+            other = fastest([row for row in rows if row["variant"].startswith(name)])
+            times = other["median_us"] / ours["median_us"] if other else 0.0
+            shown = f"{times:.2f}" if times >= 1 else f"**{times:.2f}**"
+            cells += [f"{other['median_us']:.1f}", shown] if other else ["-", "-"]
+        lines.append(cells)
+    header = ["", "weft", "NCCL", "times as fast", "torch", "times as fast"]
+    how = "us, graphs up to 4 MB, queued calls above"
+    return "\n".join([*table(header, lines), "", origin(document, how), ""])
 
 
 def triple(ours: Row, rows: list[Row]) -> str:
@@ -575,16 +596,19 @@ TABLES: dict[str, Callable[[], str]] = {
     "gemm_ar_device": lambda: product_full("gemm_ar", device_time=True),
     "collectives_device": lambda: collectives_full(device_time=True),
     "collectives_eager": lambda: collectives_full(device_time=False),
+    **{op: partial(collective_table, op) for op in COLLECTIVES},
+    **{op: partial(whole_ways_table, [op], 4) for op in ("ag_moe", "moe_rs", "moe_ar")},
     "host": host_table,
     "failed": failed_table,
     "pairs": lambda: whole_ways_table(names(), 2),
     "others": lambda: whole_ways_table([op for op in names() if op not in SHOWN], 4),
-    "decode_step": lambda: decode_table("h200x4"),
+    "decode_step": lambda: decode_table("h100x4"),
     "decode_fused": lambda: decode_table("h200x2"),
     "decode_split": lambda: decode_table("h100x2", "split"),
     "experts_layer": lambda: experts_layer_table("h100x2"),
     "changing_sizes": changing_sizes_table,
     "layers": lambda: layers_table("h100x2"),
+    "layers_of_four": lambda: layers_table("h100x4"),
     "predicted_layers": predicted_layers_table,
     "predicted_products": predicted_products_table,
     "published": published_table,

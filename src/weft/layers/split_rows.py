@@ -74,8 +74,8 @@ def _own_rows(
     return own.reshape(_own_shape(x.shape, here.num_ranks)).clone()
 
 
-# How far what is alike may be apart, in roundings of the largest element: each rank's inductor picks
-# its kernels by their time, and another one adds in another order.
+# How far what is alike may be apart, in roundings of the largest element: each rank's inductor
+# picks its kernels by their time, and another one adds in another order.
 ROUNDINGS = 8
 
 

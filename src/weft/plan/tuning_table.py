@@ -1,11 +1,11 @@
 """Which transport is best for how many bytes: measured, in one place.
 
-Read on 4 and on 2 x H200 (torch 2.11, Triton 3.6), beside NCCL and torch's symmetric memory, with
-answers checked: benchmarks/results/{all_gather,all_reduce,all_to_all,reduce_scatter}_h200x4.json
-(what is chosen, in place too; every transport, with few channels), collective_variants_h200x4.json
-(channels and tiles) and _h200x2 (channels that share an SM, in place). What was expected, and what
-is still behind: docs/performance/collectives.md. Two ranks have rows of their own where they were
-read to differ, on 2 x H100 (collective_variants_h100x2.json). Other machines take the same rows,
+Read on 4 and 2 x H200 and 4 x H100 (torch 2.11, Triton 3.6), beside NCCL and torch's symmetric
+memory, with answers checked: benchmarks/results/{all_gather,all_reduce,all_to_all,reduce_scatter}
+_h200x4.json (what is chosen), collective_variants_h200x4.json and _h100x4 (channels and tiles, in
+place too) and _h200x2 (channels that share an SM, in place). What was expected, and what is still
+behind: docs/performance/collectives.md. Two ranks have rows of their own where they were read to
+differ, on 2 x H100 (collective_variants_h100x2.json). Other machines take the same rows,
 unmeasured.
 
 Not an operator. Bytes are those of a shard; of all x for all_reduce.
@@ -48,7 +48,7 @@ MEASURED = {
     "all_reduce": (
         Row(128 * KB, "one_shot_ll", 128, 4, 16),
         Row(1 * MB, "two_shot_ll", 128, 4, 16),
-        Row(2 * MB, "two_shot", 256, 8, 32),
+        Row(2 * MB, "two_shot_ll", 256, 4, 16),
         Row(ANY, "two_shot", 256, 8, 64),
     ),
     "all_gather": _PUSHED,
@@ -94,11 +94,13 @@ IN_PLACE = {
 # On four pushes to boxes were ahead nearly everywhere. Plain and in place, us: reduce_scatter of 4,
 # 16, 128 MB 53 and 60, 167 and 178, 1191 and 1264; all_gather 54 and 60, 171 and 173, 1193 and 1134
 # (copy engines); all_to_all of 16 MB 55 and 61; all_reduce of 1, 4, 16 MB 18.5 and 21.7, 41 and 35,
-# 92 and 100.
+# 92 and 100. Of 2 MB, on 4 x H100: packets 31.5, boxes 33.3; in place by 32 bytes of a thread 31.9,
+# by 64 32.8 (of 1 MB 25.7 and 28.3, on 4 x H200 17.9 and 22.8).
 IN_PLACE_OF_MORE = {
     "all_reduce": (
         Row(192 * KB, "one_shot_ll", 128, 4, 16),
         Row(2 * MB, "two_shot_ll", 128, 4, 16),
+        Row(4 * MB, "sm_pull", 256, 8, 32),
         Row(12 * MB, "sm_pull", 256, 8, 64),
     ),
     "all_gather": (
