@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from weft.tune.processes import messages_from_gpus
+from weft.tune.processes import end, messages_from_gpus
 
 
 def agree_late(rank, send):
@@ -20,3 +20,18 @@ def agree_late(rank, send):
 
 def test_the_store_is_there_until_all_ranks_have_ended():
     assert list(messages_from_gpus(agree_late, 2, silence_s=60.0)) == [0]
+
+
+def test_all_are_killed_before_any_is_waited_for():
+    """Who is interrupted once more in that time leaves none behind."""
+
+    class Child:
+        exitcode, alive = None, 2
+
+        def kill(self):
+            Child.alive -= 1
+
+        def join(self):
+            assert not Child.alive
+
+    end([Child(), Child()])

@@ -45,7 +45,7 @@ def run_on_gpus(
                 deadline = min(deadline, time.monotonic() + LAST_WORDS_S)
         codes = [child.exitcode for child in children]
     finally:
-        _end(children)
+        end(children)
     if not tolerate and any(code != 0 for code in codes):
         raise RanksStopped(f"the processes of {main.__name__} ended with {codes}")
     return codes
@@ -67,7 +67,7 @@ def messages_from_gpus(
         yield from _listen(ours, children, silence_s)
         codes = [child.exitcode for child in children]
     finally:
-        _end(children)
+        end(children)
         ours.close()
     if any(code != 0 for code in codes):
         raise RanksStopped(f"a process died: exit codes by rank {codes}")
@@ -128,7 +128,7 @@ def beside(
             if _has_failed(children):
                 if not over.wait(grace_s):
                     failed(_stopped(children))
-                    _end(children)
+                    end(children)
                 return
             if not any(child.is_alive() for child in children):
                 return
@@ -147,7 +147,7 @@ def beside(
     finally:
         over.set()
         watching.join()
-        _end(children)
+        end(children)
 
 
 def _stopped(children: list[Any]) -> RanksStopped:
@@ -224,8 +224,11 @@ def _has_failed(children: list[Any]) -> bool:
     return any(child.exitcode not in (None, 0) for child in children)
 
 
-def _end(children: list[Any]) -> None:
+def end(children: list[Any]) -> None:
+    """All are killed before any is waited for: who is interrupted again while one takes its time
+    leaves none that waits for the others, which Python would wait for at its end."""
     for child in children:
         if child.exitcode is None:
             child.kill()
+    for child in children:
         child.join()
