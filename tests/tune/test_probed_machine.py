@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import fields, replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,7 +17,7 @@ from weft.base.target import TARGETS
 from weft.runtime.choices import EMULATED, MACHINE, file_name
 from weft.tune import machine
 from weft.tune.device import EmulatedDevice
-from weft.tune.machine import CURVES, PROBES, fitted, line, probe
+from weft.tune.machine import CURVES, PROBES, READ, fitted, line, probe
 
 # Of the machine that is probed.
 KNOWN = {
@@ -24,15 +25,12 @@ KNOWN = {
     "signal_us": 2.2, "packet_gbps": 60.0, "packet_us": 6.0, "memory_gbps": 1800.0,
     "program_tflops": 3.5, "library_tflops": 420.0, "library_us": 5.0,
 }  # fmt: skip
-CURVE_US, CURVE_GBPS = 12.0, 70.0
 OF_PEERS = {name for name, one in PROBES.items() if one.has_peers}
 
 
 def took_us(step: Any) -> float:
     """What a step takes on a machine of KNOWN."""
     one = PROBES[step.probe]
-    if step.probe in CURVES:
-        return CURVE_US + step.amount / CURVE_GBPS / 1e3
     rate = KNOWN[one.rate]
     if one.rate == "signal_us":
         return 8.0 + step.amount * rate  # a launch's start, which no field is
@@ -68,15 +66,18 @@ def test_the_fit_finds_the_rates_of_a_known_machine(ranks, quick, num_ranks, mon
     of_peers = {name for one in OF_PEERS for name in (PROBES[one].rate, PROBES[one].start)}
     for name, value in KNOWN.items():
         is_read = num_ranks > 1 or name not in of_peers
-        assert getattr(found[0], name) == pytest.approx(
-            value if is_read else getattr(H200X4, name), rel=1e-3
-        ), name
+        pace = value / READ[name] if is_read else 1.0
+        assert getattr(found[0], name) == pytest.approx(getattr(H200X4, name) * pace, rel=1e-3), (
+            name
+        )
     if num_ranks > 1:
-        for bytes_, us in found[0].gather[1:]:
-            assert us == pytest.approx(CURVE_US + bytes_ / CURVE_GBPS / 1e3)
         # What no probe reads goes along with what one does.
-        pace = KNOWN["push_gbps"] / H200X4.push_gbps
+        pace = KNOWN["push_gbps"] / READ["push_gbps"]
         assert found[0].combine_gbps == pytest.approx(H200X4.combine_gbps * pace, rel=1e-3)
+        (_, start), *_, (_, us) = H200X4.gather
+        paces = KNOWN["signal_us"] / READ["signal_us"], READ["copy_gbps"] / KNOWN["copy_gbps"]
+        right = start * paces[0] + (us - start) * paces[1]
+        assert found[0].gather[-1][1] == pytest.approx(right, rel=1e-3)
 
     def later() -> Any:
         with weft.init() as world:
@@ -106,6 +107,26 @@ def test_a_probe_fits_fields_that_there_are():
     read = {name for one in PROBES.values() for name in (one.rate, one.start) if name}
     assert read | along | set(CURVES) <= names and not read & along
     assert fitted({}, H200X4) == H200X4
+
+
+def test_the_machine_of_the_record_has_that_record():
+    """A probe says how it compares with those GPUs, not what single calls take."""
+    path = Path(__file__).parents[2] / "benchmarks" / "results" / "machine_h200x4.json"
+    read = json.loads(path.read_text())["read"]
+    assert read == pytest.approx(READ, rel=1e-3)
+    points = {}
+    for name, one in PROBES.items():
+        rate = read[one.rate] * (H200X4.num_sms if one.rate == "program_tflops" else 1)
+        slope = rate if one.rate.endswith("_us") else 1 / (rate * one.unit)
+        start = read[one.start] if one.start else 3.0
+        points[name] = [(amount, start + amount * slope) for amount in (1e3, 1e4, 1e5)]
+    found = fitted(points, H200X4)
+    for name, value in vars(H200X4).items():
+        if isinstance(value, float):
+            assert getattr(found, name) == pytest.approx(value, rel=1e-3), name
+    assert [us for _, us in found.gather] == pytest.approx(
+        [us for _, us in H200X4.gather], rel=1e-3
+    )
 
 
 def test_a_record_of_other_fields_is_refused(tmp_path, monkeypatch, ranks):

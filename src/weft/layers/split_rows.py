@@ -89,7 +89,8 @@ def _check_alike(x: torch.Tensor, group: str, site: str) -> None:
         return
     apart = (high - low).max().item()
     eps = torch.finfo(x.dtype).eps if x.is_floating_point() else 0.0
-    if apart > ROUNDINGS * eps * max(high.max().item(), -low.min().item()):
+    largest = max(high.max().item(), -low.min().item())
+    if apart > ROUNDINGS * eps * largest:
         raise UsageError(
             f"inductor_pass: rows of a {list(x.shape)} tensor were to be split between ranks, but "
             f"it differs between them by {apart:.3g} (at {site}); it meets "

@@ -3,8 +3,10 @@
     weft machine                     on all GPUs here; worlds that begin later reckon with it
 
 A probe does one thing in several amounts. What that took lies on a line: a start, and the amount
-over a rate; each of them is a field of base.hardware.Hardware. What no probe reads is taken from
-the record of a machine that was read by hand, at the pace of what a probe does read.
+over a rate, each for a field of base.hardware.Hardware. Those fields say what is attained within
+sequences of calls and beside products, which one call by itself does not show. So the record is
+the one that was fitted to readings of 4 x H200, each field at the pace of its probe: as many times
+as fast as the same probe was there. On those GPUs it stays as it is.
 """
 
 from __future__ import annotations
@@ -37,8 +39,15 @@ BLOCK = tl.constexpr(4096)
 WARPS = {"num_warps": 8}
 # Columns of the products that are read, and what they sum over.
 WIDTH, SMALL_WIDTH = 4096, 64
-# The share of L2 in which operands stay (30 of an H200's 50 MB).
-CACHED_SHARE = 0.6
+# What the probes read on 4 x H200 (benchmarks/results/machine_h200x4.json), and the L2 there.
+READ = {
+    "copy_gbps": 396.7, "copy_us": 12.27, "push_gbps": 405.1, "push_us": 9.93,
+    "pusher_gbps": 42.6, "signal_us": 1.205, "packet_gbps": 173.1, "packet_us": 8.08,
+    "memory_gbps": 4956.0, "program_tflops": 7.075, "library_tflops": 900.2, "library_us": 9.71,
+}  # fmt: skip
+READ_L2 = 62914560
+# A start is what is left of a call where nothing is done: noise may make it nothing, or much.
+LEAST_PACE, MOST_PACE = 0.25, 4.0
 
 # By what a probe reads, fields that are as much faster or slower.
 ALONG = {
@@ -47,6 +56,7 @@ ALONG = {
     "memory_gbps": ("reread_gbps", "small_gbps", "few_gbps", "library_gbps"),
     "signal_us": ("end_us", "share_us"),
 }
+# Of collectives, whose starts go along with signals and whose rates with copies.
 CURVES = ("gather", "scatter", "reduce")
 
 # Of a probe: amounts, and what each took.
@@ -67,9 +77,9 @@ class Step:
 
 @dataclass(frozen=True)
 class Probe:
-    """What gives the fields `start`, in us, and `rate`, `unit` of which are done in a microsecond
-    at a rate of 1; a rate in us is what one takes. `make(lab, factor)` gives an amount and a call
-    that does so much."""
+    """What reads a `start`, in us, and a `rate`, for the fields of these names: `unit` are done in
+    a microsecond at a rate of 1; a rate in us is what one takes. `make(lab, factor)` gives an
+    amount and a call that does so much."""
 
     make: Callable[[Any, int], tuple[float, Callable[[], Any]]]
     rate: str = ""
@@ -168,18 +178,6 @@ class Lab:
         ag_gemm = provider("collectives").ag_gemm
         return amount, lambda: ag_gemm(a, b, world=self.alone, out=out)
 
-    def collective(self, factor: int, kind: str) -> tuple[float, Callable[[], Any]]:
-        """The library's, of so many bytes: of a shard, or of all that is reduced."""
-        world, amount = self.world, self.bytes // 4 * factor
-        part, group = self.here[:amount], getattr(world.backend, "group", None)
-        whole = torch.ones(amount * world.num_ranks, dtype=part.dtype, device=part.device)
-        calls = {
-            "gather": lambda: dist.all_gather_into_tensor(whole, part, group=group),
-            "scatter": lambda: dist.reduce_scatter_tensor(part, whole, group=group),
-            "reduce": lambda: dist.all_reduce(part, group=group),
-        }
-        return 4.0 * amount, calls[kind]
-
 
 PROBES = {
     "copy": Probe(Lab.copy, "copy_gbps", "copy_us"),
@@ -192,7 +190,6 @@ PROBES = {
     "library": Probe(
         partial(Lab.product, by_library=True), "library_tflops", "library_us", TFLOPS, False
     ),
-    **{kind: Probe(partial(Lab.collective, kind=kind)) for kind in CURVES},
 }
 
 
@@ -212,12 +209,9 @@ def probe(world: Any, device: Any = None) -> Hardware:
     machine = choices.machine_of(world.target)
     name = f"{machine}x{world.num_ranks}"
     base = hardware_of(replace(world.target, machine=None)) or H200X4
-    of_ranks = replace(base, name=name, num_sms=world.target.num_sms)
-    if lab.world.num_ranks > 1:
-        of_ranks = replace(of_ranks, library_ranks=world.num_ranks)
-    record = fitted(readings, of_ranks)
+    record = fitted(readings, replace(base, name=name, num_sms=world.target.num_sms))
     if device.l2_bytes:
-        record = replace(record, cached_bytes=CACHED_SHARE * device.l2_bytes)
+        record = replace(record, cached_bytes=base.cached_bytes * device.l2_bytes / READ_L2)
     if world.rank == 0:
         keep(record, machine, world)
     if lab.alone is not world:
@@ -266,13 +260,10 @@ def line(points: Sequence[tuple[float, float]]) -> tuple[float, float]:
 
 
 def fitted(readings: Readings, base: Hardware) -> Hardware:
-    """The record of the machine that was read; of `base` what was not, at its pace."""
-    found: dict[str, Any] = {}
+    """`base` at the pace of the machine that was read, beside the one of READ."""
+    paces: dict[str, float] = {}
     for name, points in readings.items():
         one = PROBES[name]
-        if name in CURVES:
-            found[name] = _curve(points)
-            continue
         start_us, slope = line(points)
         if slope <= 0:
             raise WeftError(
@@ -280,23 +271,23 @@ def fitted(readings: Readings, base: Hardware) -> Hardware:
                 "runs"
             )
         if one.start:
-            found[one.start] = start_us
-        if one.rate.endswith("_us"):
-            found[one.rate] = slope
-        else:
-            programs = base.num_sms if one.rate.startswith("program_") else 1
-            found[one.rate] = 1 / (slope * one.unit * programs)
-    for name, along in ALONG.items():
-        if name in found:
-            pace = found[name] / getattr(base, name)
-            found |= {other: getattr(base, other) * pace for other in along}
+            pace = start_us / READ[one.start]
+            paces[one.start] = min(max(pace, LEAST_PACE), MOST_PACE)
+        programs = base.num_sms if one.rate.startswith("program_") else 1
+        read = slope if one.rate.endswith("_us") else 1 / (slope * one.unit * programs)
+        paces[one.rate] = read / READ[one.rate]
+    paces |= {name: paces[one] for one, names in ALONG.items() if one in paces for name in names}
+    found: dict[str, Any] = {name: getattr(base, name) * pace for name, pace in paces.items()}
+    if {"signal_us", "copy_gbps"} <= paces.keys():
+        both = paces["signal_us"], 1 / paces["copy_gbps"]
+        found |= {name: _at_paces(getattr(base, name), *both) for name in CURVES}
     return replace(base, **found)
 
 
-def _curve(points: Sequence[tuple[float, float]]) -> Curve:
-    """Below what was read it takes the line's start."""
-    start_us, _ = line(points)
-    return ((0, min(start_us, points[0][1])), *((int(one), us) for one, us in points))
+def _at_paces(curve: Curve, of_start: float, of_rest: float) -> Curve:
+    """What takes so many times as long as another."""
+    start_us = curve[0][1]
+    return tuple((n, start_us * of_start + (us - start_us) * of_rest) for n, us in curve)
 
 
 def keep(record: Hardware, machine: str, world: Any) -> Path | None:
