@@ -72,6 +72,7 @@ FUNCTIONS = {
     "gather": ("order", ("mapping",)),
     "scatter": ("order", ("mapping",)),
     "part_by_part": ("order", ("mapping",)),
+    "exchange": ("order", ("mapping",)),  # own rows, of which each rank owns some columns
     "split_k": ("order", ()),  # all tiles, with one split of what they sum over at a time
     # The same node by node, where ranks lie on several.
     "hierarchical_gather": ("order", ("mapping",)),
@@ -98,6 +99,7 @@ FUNCTIONS = {
     "rows_of": ("ready", ("operand",)),
     "rows_or_own": ("ready", ("operand", "operand", "mapping")),
     "read_owned": ("ready", ("operand", "mapping")),
+    "read_for_owner": ("ready", ("operand", "mapping")),  # own rows, by an owner's columns
     "add_partials": ("combine", ("pointer", "mapping")),
     "add_relayed": ("combine", ("pointer", "mapping")),  # near shares, other nodes' sums
     "add_staged": ("combine", ("pointer", "mapping")),  # as they lie that engines have carried
@@ -120,6 +122,7 @@ FUNCTIONS = {
     "send_to_all": ("emit", ("pointer", "mapping")),  # as spread
     "count": ("announce", ("signals", "mapping")),  # the tiles of a chunk that are stored
     "unpack": ("collect", ("pointer", "pointer", "mapping")),
+    "unpack_from": ("collect", ("pointer", "pointer", "mapping")),  # another rank's own rows
     # Of whole rows: before they are sent, by who sums them; behind that by every rank.
     **{
         f"{kind}_rows": (
@@ -171,6 +174,7 @@ ARRIVALS = {
     "add_relayed": (0, "relayed"),
     "add_staged": (0, "chunk"),
     "unpack": (0, "tile"),
+    "unpack_from": (0, "tile"),
     "load_rows": (0, "tile"),
 }
 # Function -> which of its arguments it writes for others, and whom the notify behind it reaches.

@@ -46,8 +46,11 @@ ENGINES = {
     "all_gather": ("ce_push", "sm_push", "relay", "sm_put", "feed", "pushers", "one_shot_ll"),
     "reduce_scatter": ("sm_push", "relay", "sm_put", "ce_push"),
     "all_reduce": ("sm_push", "relay", "sm_put", "one_shot_ll", "two_shot_ll"),
+    "all_to_all": ("sm_push",),
 }
 LL = ("one_shot_ll", "two_shot_ll")
+# Collectives that end a product's kernel: its tiles travel while others are multiplied.
+TRAVELLING = ("reduce_scatter", "all_reduce", "all_to_all")
 # What brings gathered rows within the product's own launch: communication CTAs, of rows that tables
 # say or of all; or packets.
 INSIDE = ("feed", "pushers", "one_shot_ll")

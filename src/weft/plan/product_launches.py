@@ -51,9 +51,13 @@ class Product(KernelLaunch):
         left, right = product.operands
         self.left, self.right, self.scaling = left, right, product.scaling
         (self.m, self.k), self.n = plan.shape(left), plan.shape(right)[1]
+        # Of the columns of each of its own rows a rank has as many as any other one in the end.
+        self.is_exchange = launch.order == "exchange"
         # An input may lie otherwise than what kernels store, and padded.
         lies = layouts.rows_of(tensors[right]) if right in tensors else None
         self.b_is_nk, self.stride_b = lies or layouts.Rows(False, self.n)
+        if self.is_exchange:
+            self.m, self.n = plan.shape(launch.writes[0])
         self.itemsize, out_itemsize = (
             getattr(torch, plan.buffers[name].dtype).itemsize for name in (left, launch.writes[0])
         )
@@ -137,7 +141,8 @@ class Product(KernelLaunch):
         ) if self.is_whole else None  # fmt: skip
         # A relay takes other nodes' tiles in an order of its own: own ones, which wait for relays,
         # come behind all of them, or two ranks' programs could wait for each other.
-        last = tiles if self.is_relayed else one.last
+        # Those of own columns nobody waits for.
+        last = tiles if self.is_relayed or self.is_exchange else one.last
         self.parts = launches.parts_of(
             self, self._rank_rows, ranks, (tile_m, tile_n), self.is_sm90, grid, last,
             self.schedule.group_m, max(1, self.chunks),
@@ -241,6 +246,7 @@ class Product(KernelLaunch):
             # Without rows there is no address to describe, and no tile is read or stored.
             tensor = next(bound[name] for name in self._spares(is_result) if bound[name].numel())
             tensor = tensor.view(-1, tensor.shape[-1])
+            tensor = tensor if tensor.stride(1) == 1 else tensor.t()
         if not is_result:
             return describe(tensor, (tile_m, tile_k))
         chunk = launches.chunk_of(tile_m, tile_n, self.itemsize) if is_sm90 else (tile_m, tile_n)
@@ -248,4 +254,7 @@ class Product(KernelLaunch):
 
     def _spares(self, is_result: bool) -> tuple[str, ...]:
         """Buffers as wide as an operand that may have no rows here."""
-        return (*self.launch.pushes, *self.launch.writes[1:]) if is_result else (self.left,)
+        if is_result:
+            return (*self.launch.pushes, *self.launch.writes[1:])
+        # A rank without rows among others that have some: of its operands the other one.
+        return (self.left, self.right)

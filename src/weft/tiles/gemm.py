@@ -128,6 +128,15 @@ class Sliced(NamedTuple):
     slice: Any
 
 
+class Shifted(NamedTuple):
+    """As `Rows`, times columns of B of which the first lies in column `before`."""
+
+    source: Any
+    first: Any
+    end: Any
+    before: Any
+
+
 class Contracted(NamedTuple):
     """`rows` rows of both operands, from row `left_first` of `left` and `right_first` of `right`
     on, to be summed over. `tile.is_k_even` promises that tile.k divides them."""
@@ -190,6 +199,11 @@ def is_indexed(rows, _semantic=None):
 @api.builtin
 def is_sliced(rows, _semantic=None):
     return api.constexpr(api.tuple_fields(rows) in (Indexed._fields, Sliced._fields))
+
+
+@api.builtin
+def is_shifted(rows, _semantic=None):
+    return api.constexpr(api.tuple_fields(rows) == Shifted._fields)
 
 
 @triton.jit
@@ -314,6 +328,13 @@ def multiply(rows, b, i_n, shape, tile):
     column = i_n * tile.n
     if is_sliced(rows):
         b = slice_of(rows, b, shape, tile)
+    if is_shifted(rows):
+        if tile.tma:
+            column += rows.before
+        elif tile.b_is_nk:
+            b += rows.before.to(tl.int64) * shape.stride_b
+        else:
+            b += rows.before
     if is_indexed(rows):
         rows = located(rows, tile)
     for at_k in range(0, shape.k, tile.k):

@@ -72,7 +72,7 @@ from weft.tiles.epilogue_sm90 import (
     leave_sums,
     skip_rows,
 )
-from weft.tiles.gemm import Tile, is_indexed, is_sliced
+from weft.tiles.gemm import Tile, is_indexed, is_shifted, is_sliced
 from weft.tiles.multiply_sm90 import multiply, multiply_promoted, wide_of
 
 # Triton 3.9 has other names for them than 3.7.
@@ -374,6 +374,8 @@ def load_one_tile(
             before = rows.slice * shape.n
         else:
             above = rows.slice * shape.k
+    if is_shifted(rows):
+        before = rows.before
     if is_indexed(rows):
         pointers = _places_of_rows(rows, shape, tile_m, tile_k)
     for j in range(begin, end):

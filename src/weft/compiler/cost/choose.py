@@ -60,6 +60,10 @@ def ways(
     Several products of the same rows are reckoned with as one that is as wide as all of them.
     """
     product, shape = products_of[0], shape_together(program, products_of, facts)
+    if collective.kind == "all_to_all":
+        if not are_owned(collective, facts.num_ranks):
+            return [Way(LIBRARY, (), 0, 0.0)]
+        shape = shape_of_exchange(collective, shape, facts)
     found = [
         Way(engine, tile, chunks, predicted_us(product, collective, replace(shape, tile=tile),
                                                engine, chunks, facts))
@@ -72,6 +76,8 @@ def ways(
         us = None
         if machine is not None:
             us = libraries.unfused_us(shape, machine, collective.kind)
+            if collective.kind == "all_to_all":
+                us += libraries.packed_us(shape, machine)
         found.append(Way(LIBRARY, (), 0, us))
     return in_order(found)
 
@@ -355,11 +361,28 @@ def predicted_us(
         us = products.staged_us(shape, machine, chunks)
     elif engine == "relay":
         us = relayed_us(shape, machine, collective.kind)
+    elif collective.kind == "all_to_all":
+        us = products.exchanged_us(shape, machine)
     elif collective.kind == "reduce_scatter":
         us = products.scattered_us(shape, machine, engine=engine)
     else:
         us = products.reduced_us(shape, machine, engine)
     return round(us, 3)
+
+
+def are_owned(collective: Task, num_ranks: int) -> bool:
+    """Has each rank as many columns as any other one, at all sizes of a class?"""
+    assert collective.type is not None
+    columns = collective.type.sizes[1]
+    return isinstance(columns, int) and columns > 0 and columns % num_ranks == 0
+
+
+def shape_of_exchange(collective: Task, shape: Product, facts: Facts) -> Product:
+    """That of a product of own rows whose columns go to their owners, as its tiles are cut: of all
+    ranks' rows, and of one rank's columns; which is as much work."""
+    assert collective.type is not None
+    rows = number(collective.type.sizes[0], facts.sizes)
+    return replace(shape, m=rows, n=shape.n // facts.num_ranks)
 
 
 def relayed_us(shape: Product, machine: Hardware, kind: str) -> float:

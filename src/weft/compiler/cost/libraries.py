@@ -54,6 +54,15 @@ def collective_us(
     return max(near_us, far_us) + times * (num_nodes - 1) * machine.far_us
 
 
+def packed_us(product: Product, machine: Hardware) -> float:
+    """All-to-all sends and gets each rank's columns in one piece: what copies own rows so, and what
+    puts the others' together."""
+    if product.num_ranks == 1:
+        return 0.0
+    of_rank = product.rows * product.n * product.num_ranks * product.itemsize
+    return 2 * (machine.library_us + 2e-3 * of_rank / machine.memory_gbps)
+
+
 def attention_us(rows: int, keys: float, columns: int, machine: Hardware) -> float:
     """Both products of queries with the keys that each sees."""
     return 4e-6 * rows * keys * columns / machine.library_tflops + machine.library_us

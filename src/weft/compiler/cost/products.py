@@ -339,6 +339,20 @@ def scattered_us(
     return max(alone, alone - own_us + exposed) + added_us + machine.end_us
 
 
+def exchanged_us(product: Product, machine: Hardware) -> float:
+    """The product, whose tiles go to who owns their columns, own ones last; then what has come is
+    stored among them. The product is as shape_of_exchange says it."""
+    alone = multiply_us(product, machine, machine.num_sms) + leaving_us(product, machine)
+    if product.num_ranks == 1:
+        return alone + machine.end_us
+    part_bytes = product.rows * product.n * product.itemsize
+    own_us = alone / product.num_ranks
+    sent_us = _sent_us(product, machine, part_bytes, machine.push_gbps)
+    arrived_us = max(alone - own_us, sent_us) + machine.signal_us
+    unpacked_us = _read_us(2 * (product.num_ranks - 1) * part_bytes, machine)
+    return max(alone, arrived_us) + unpacked_us + machine.end_us
+
+
 # Of a part's columns, where engines carry them.
 STAGED_CHUNKS = (1, 2, 4)
 

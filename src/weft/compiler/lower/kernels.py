@@ -66,6 +66,8 @@ def lower_launch(plan: Plan, launch: Launch) -> core.Kernel:
         statements = _carry(plan, launch, product)
     elif form == "scatter" and [one.kind for one in rest] == ["all_reduce"]:
         statements = _sum_everywhere(plan, launch, product)
+    elif form == "exchange" and [one.kind for one in rest] == ["all_to_all"]:
+        statements = _exchanged(plan, launch, product)
     elif launch.order == "rows" and is_simple and not (launch.awaits or launch.announces):
         statements = _alone(plan, launch, product)
     else:
@@ -354,6 +356,36 @@ def _sum_everywhere(plan: Plan, launch: Launch, product: Do) -> Iterator[core.St
     yield _notify(by_owner, "owner")
     yield core.Wait("collect", by_all.name, "tile", "parts", place=by_all.place)
     yield core.Hook("collect", "unpack", (gathered, result, "parts"))
+    if launch.gives:
+        yield core.Finish("end", "slot")
+
+
+def _exchanged(plan: Plan, launch: Launch, product: Do) -> Iterator[core.Statement]:
+    """Tiles of own rows go to the rank that owns their columns, own ones last; then what the other
+    ranks have sent is stored among them, since the slot is the next call's."""
+    if product.scaling:
+        raise _unknown(launch, f"a product with scaling={product.scaling} before all_to_all")
+    (channel,) = params.announced(plan, launch)
+    left, right = product.operands
+    (received,), (result,) = launch.pushes, launch.writes
+    own = f"own_{result}"
+    for name in (left, right, own):
+        yield core.Param(name, "operand", f"own rows of {result}" if name == own else "")
+    for name in (result, received):
+        yield core.Param(name, "pointer")
+    yield params.signals(plan, launch, channel)
+    yield from params.around(plan, launch)
+    yield core.Mapping("parts", "static", (left,), cuts="part")
+    yield core.Template("gemm", launch.tile, formula(launch))
+    if launch.takes:
+        yield core.Credit("begin", "slot")
+    yield core.Hook("order", launch.order, ("parts",))
+    yield core.Hook("ready", "read_for_owner", (left, "parts"))
+    yield core.Hook("emit", "store_own", (own, "parts"))
+    yield core.Hook("emit", "push", (received, "parts"))
+    yield _notify(channel, "owner")
+    yield core.Wait("collect", channel.name, "tile", "parts", place=channel.place)
+    yield core.Hook("collect", "unpack_from", (received, result, "parts"))
     if launch.gives:
         yield core.Finish("end", "slot")
 

@@ -39,7 +39,7 @@ from weft.ir.device import (
 )
 from weft.ir.kinds import GATHERED
 from weft.ir.shapes import ROUTERS
-from weft.ir.task import INSIDE, LL, Program, Task
+from weft.ir.task import INSIDE, LL, TRAVELLING, Program, Task
 from weft.ir.tensor import Type
 from weft.tiles.gemm import BLOCK_K
 
@@ -336,14 +336,15 @@ def _reads(program: Program, unit: Sequence[Task]) -> tuple[str, ...]:
 
 
 def _symmetric_of(program: Program, unit: Sequence[Task], buffers: SumBuffers) -> list[Buffer]:
-    """The buffers by which sums travel; a rank's part of them, from each rank."""
-    total = next((one for one in unit if one.kind in ("reduce_scatter", "all_reduce")), None)
+    """The buffers by which tiles travel; a rank's part of them, from each rank."""
+    total = next((one for one in unit if one.kind in TRAVELLING), None)
     if total is None:
         return []
     kind = _type(total)
     rows = kind.sizes[0] if total.engine == "one_shot_ll" else Part(kind.sizes[0])
     role = "packets" if total.engine in LL else "symmetric"
-    sizes = (NUM_RANKS, rows, kind.sizes[1])
+    columns = Part(kind.sizes[1]) if total.kind == "all_to_all" else kind.sizes[1]
+    sizes = (NUM_RANKS, rows, columns)
     found = [Buffer(buffers.partials, kind.dtype, sizes, role, place=total.place)]
     if buffers.relayed:
         sizes = (total.relayed, *sizes[1:])

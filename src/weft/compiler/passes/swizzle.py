@@ -4,7 +4,8 @@
 
 gather: own rows first, then those of the next rank, as they arrive. scatter: the next rank's rows
 first, own ones last, when the others' shares of them have come; part_by_part: the same, where
-engines carry chunks of columns, so that each is whole early. rows: from the first to the last.
+engines carry chunks of columns, so that each is whole early. exchange: own rows, the next rank's
+columns of them first and own ones last. rows: from the first to the last.
 split_k: all tiles, once for each split of the rows that they sum over.
 Over several nodes these are hierarchical_gather and hierarchical_scatter (tiles/hierarchy.py): node
 by node, own node's ranks first, or last.
@@ -30,6 +31,7 @@ WHY = {
     "gather": "own rows need not wait; others are multiplied in the order in which they arrive",
     "scatter": "other ranks' rows leave while own ones are multiplied, which nobody waits for",
     "part_by_part": "chunk by chunk, so that engines carry each while others are multiplied",
+    "exchange": "other ranks' columns leave while own ones are multiplied",
     "split_k": "the first splits are of own rows, the others' are multiplied as they arrive",
     "rows": "all ranks need all rows: none comes first",
 }
@@ -75,4 +77,6 @@ def form_of(program: Program, kernel: str) -> str:
         return "gather"
     if any(is_staged(one) for one in tasks):
         return "part_by_part"
+    if any(one.kind == "all_to_all" for one in tasks):
+        return "exchange"
     return "rows" if any(one.engine == "one_shot_ll" for one in tasks) else "scatter"
