@@ -42,8 +42,8 @@ SMALL = (16, 16, 16)
 STAGED = {"scattered": "ce_push"}
 
 
-def of(*sizes) -> Tensor:
-    return Tensor("float32", sizes[:-1], sizes[-1])
+def of(*sizes, dtype: str = "float32") -> Tensor:
+    return Tensor(dtype, sizes[:-1], sizes[-1])
 
 
 def gemm_rs(k: int, n: int, chunks: int = 1) -> Compiled:

@@ -1,0 +1,169 @@
+"""Products whose tiles go to the ranks that own their columns, in one kernel with the product."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from effort import slow_but
+from test_staged_sums import calls, of, one_call, one_slot, runs_with
+
+import weft
+from weft.base.target import TARGETS
+from weft.compiler import Compiled, Facts, Replicate, Settings, Shard, all_to_all, program, silu
+from weft.compiler.lower import kernels
+from weft.emulator.observation import Recorder
+from weft.ir.device import Launch
+from weft.verify.laggards import chooser_of
+from weft.verify.mutants import Bounds
+from weft.verify.mutants.core_ir import mutations, search_core_ir
+
+__all__ = ["one_slot"]
+SMALL = (16, 16, 16)
+EMU = TARGETS["emu"]
+
+
+def to_heads(k: int, n: int, dtype: str = "float32", tile=SMALL) -> Compiled:
+    """Own tokens -> all tokens' own heads."""
+
+    @program(mesh="tp", x=of("m", k, Shard(0), dtype=dtype), w=of(k, n, Replicate(), dtype=dtype))
+    def gemm_a2a(x, w):
+        return all_to_all(x @ w, dim=1)
+
+    return gemm_a2a.options(settings=Settings({"product": tile} if tile else {}))
+
+
+def launched(compiled: Compiled, num_ranks: int, m: int = 64, target=EMU, nodes=()):
+    """The kernels that its plan launches."""
+    return compiled.overlapped(Facts({"m": m}, num_ranks, target, nodes)).plan.of(Launch)
+
+
+# Heads of 5, 8, 20 and 24 columns a rank: no whole tiles; rows that no rank, or one alone, has.
+@pytest.mark.parametrize(
+    ("num_ranks", "each"), slow_but([(3, 20)], [(1, 24), (2, 16), (4, 5), (4, 33)])
+)
+def test_any_number_of_rows_and_columns(ranks, num_ranks: int, each: int):
+    compiled = to_heads(24, each * num_ranks)
+    assert launched(compiled, num_ranks)[0].order == "exchange"
+    rows = (70, 1, 70, num_ranks + 1, 0, 33, 70, 70, 70)
+    ranks(lambda: calls(compiled, rows), num_ranks)
+
+
+@pytest.mark.parametrize("b_is_nk", [False, True])
+def test_weights_as_they_lie_and_half_precision(ranks, b_is_nk: bool):
+    x, w = torch.randn(37, 40).bfloat16(), torch.randn(40, 72).bfloat16()
+    w = w.t().contiguous().t() if b_is_nk else w
+    compiled = to_heads(40, 72, "bfloat16")
+
+    def main():
+        world, wanted = weft.init(), x.float() @ w.float()
+        for _ in range(3):
+            own = x.chunk(3)[world.rank].contiguous()
+            got = compiled(own, w, world=world, m=37).float()
+            part = wanted.chunk(3, 1)[world.rank]
+            assert (got - part).norm() <= 0.01 * part.norm()
+
+    ranks(main, 3)
+
+
+def test_recorded_and_replayed_as_it_was_called(ranks):
+    compiled = to_heads(24, 40)
+    x, w = torch.randn(21, 24), torch.randn(24, 40)
+
+    def main():
+        world = weft.init()
+        own = x.chunk(2)[world.rank].clone()
+        eager = compiled(own, w, world=world, m=21)
+        with world.record() as recording:
+            recorded = compiled(own, w, world=world, m=21)
+        for _ in range(3):
+            recording.replay()
+        assert torch.equal(eager, recorded)
+        own.mul_(2)
+        recording.replay()
+        torch.testing.assert_close(recorded, 2 * eager)
+        one_call(world, compiled, 5, seed=1)
+        recording.replay()
+        torch.testing.assert_close(recorded, 2 * eager)
+
+    ranks(main, 2)
+
+
+def on_hopper(main, num_ranks: int, seed: int = 0) -> set[str]:
+    """What ran: kernels for Hopper in the emulator, a few programs of each."""
+    recorder = Recorder()
+    with weft.emulated(num_ranks, arch=90, num_sms=2, seed=seed, observers=[recorder]) as ranks:
+        ranks.run(main)
+    assert ranks.report.ok, str(ranks.report)
+    return {event.party.what for event in recorder.events}
+
+
+# Columns of a rank: less than a tile, one, some; rows of a rank: none, some of a tile, two tiles.
+@pytest.mark.parametrize(
+    ("num_ranks", "m", "each"),
+    slow_but([(2, 300, 200)], [(3, 4, 136), (3, 401, 24), (2, 512, 256)]),
+)
+@pytest.mark.parametrize("b_is_nk", [False, True])
+def test_in_gluon(num_ranks: int, m: int, each: int, b_is_nk: bool):
+    compiled = to_heads(72, each * num_ranks, "bfloat16", tile=())
+    x, w = torch.randn(m, 72).bfloat16(), torch.randn(72, each * num_ranks).bfloat16()
+    w = w.t().contiguous().t() if b_is_nk else w
+    wanted = (x.float() @ w.float()).chunk(num_ranks, 1)
+    rows = -(-m // num_ranks)
+
+    def main():
+        world = weft.init()
+        own = x[rows * world.rank :][:rows].contiguous()
+        for _ in range(3):
+            got = compiled(own, w, world=world, m=m).float()
+            assert (got - wanted[world.rank]).norm() <= 0.01 * wanted[world.rank].norm()
+
+    ran = {party for party in on_hopper(main, num_ranks, m) if "multiply" in party}
+    assert ran and all(party.endswith("_sm90") for party in ran), ran
+
+
+def test_what_is_left_to_libraries():
+    """Columns that ranks do not own alike, other nodes' ranks, what is done to the product."""
+    assert not launched(to_heads(24, 41), 2)
+    assert not launched(to_heads(24, 40), 4, target=TARGETS["cuda:90"], nodes=(2, 2))
+
+    @program(mesh="tp", x=of("m", 8, Shard(0)), w=of(8, 16, Replicate()))
+    def worked_on(x, w):
+        return all_to_all(silu(x @ w), dim=1)
+
+    assert not launched(worked_on, 2)
+
+
+def test_fused_where_it_is_predicted_to_end_first():
+    """A layer's product hides what is sent; of few rows the libraries are ahead."""
+    wide = to_heads(4096, 6144, "bfloat16", tile=())
+    engines = []
+    for m in (64, 32768):
+        stages = wide.overlapped(Facts({"m": m}, 4, TARGETS["cuda:90"]))
+        (chosen,) = [one for one in stages.program.choices if one.what == "engine"]
+        engines.append(chosen.taken)
+        assert "sm_push" in chosen.why and "library" in chosen.why
+    assert engines == ["library", "sm_push"]
+
+
+# ---------------------------------------------------------------------------------------------
+# The verifier
+
+RANKS = 3
+
+
+def test_nothing_is_found_whoever_is_late(one_slot):
+    compiled = to_heads(12, 20 * RANKS)
+    for seed in range(4):
+        with weft.emulated(RANKS, seed=seed, collect=True, chooser=chooser_of(seed)) as session:
+            session.run(lambda: calls(compiled, (40, 17, 40)))
+        assert session.report.ok, str(session.report)
+
+
+@pytest.mark.slow
+def test_every_mutant_of_the_kernel_is_caught(one_slot):
+    compiled = to_heads(6, 20 * RANKS)
+    plan = compiled.overlapped(Facts({"m": 70}, RANKS, EMU)).plan
+    (kernel,) = kernels.lower(plan).values()
+    bounds = Bounds(schedules=8, census=2, jobs=1)
+    report = search_core_ir(kernel, runs_with(compiled), bounds, subject="exchanged", ranks=RANKS)
+    assert report.ok and report.caught == len(list(mutations(kernel))) == 13, str(report)
