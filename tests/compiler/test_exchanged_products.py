@@ -1,4 +1,5 @@
-"""Products whose tiles go to the ranks that own their columns, in one kernel with the product."""
+"""Products whose tiles go to the ranks that own their columns, in one kernel with the product; and
+products of rows whose columns arrive from all ranks while they run."""
 
 from __future__ import annotations
 
@@ -32,6 +33,23 @@ def to_heads(k: int, n: int, dtype: str = "float32", tile=SMALL) -> Compiled:
     return gemm_a2a.options(settings=Settings({"product": tile} if tile else {}))
 
 
+def from_heads(
+    each: int, n: int, num_ranks: int, engine: str = "sm_push", chunks: int = 0,
+    dtype: str = "float32", tile=SMALL,
+) -> Compiled:  # fmt: skip
+    """All tokens' own heads -> own tokens, times a weight of all heads."""
+    k = each * num_ranks
+
+    @program(mesh="tp", y=of("m", k, Shard(1), dtype=dtype), w=of(k, n, Replicate(), dtype=dtype))
+    def a2a_gemm(y, w):
+        return all_to_all(y, dim=0) @ w
+
+    return a2a_gemm.options(settings=Settings(
+        {"product": tile} if tile else {}, {"exchanged": engine},
+        chunks={"exchanged": chunks} if chunks else {},
+    ))  # fmt: skip
+
+
 def launched(compiled: Compiled, num_ranks: int, m: int = 64, target=EMU, nodes=()):
     """The kernels that its plan launches."""
     return compiled.overlapped(Facts({"m": m}, num_ranks, target, nodes)).plan.of(Launch)
@@ -44,6 +62,22 @@ def launched(compiled: Compiled, num_ranks: int, m: int = 64, target=EMU, nodes=
 def test_any_number_of_rows_and_columns(ranks, num_ranks: int, each: int):
     compiled = to_heads(24, each * num_ranks)
     assert launched(compiled, num_ranks)[0].order == "exchange"
+    rows = (70, 1, 70, num_ranks + 1, 0, 33, 70, 70, 70)
+    ranks(lambda: calls(compiled, rows), num_ranks)
+
+
+# Slices of k that are whole steps of the product, by TMA, and of some more columns.
+WAYS = slow_but(
+    [(3, 20, "ce_push", 2), (2, 32, "sm_push", 3)],
+    [(1, 24, "sm_push", 1), (2, 16, "ce_push", 1), (4, 5, "ce_push", 3), (4, 48, "sm_push", 1),
+     (3, 33, "sm_push", 2)],
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(("num_ranks", "each", "engine", "chunks"), WAYS)
+def test_any_number_of_rows_from_all_ranks(ranks, num_ranks, each, engine, chunks):
+    compiled = from_heads(each, 40, num_ranks, engine, chunks)
+    assert launched(compiled, num_ranks)[-1].order == "grouped"
     rows = (70, 1, 70, num_ranks + 1, 0, 33, 70, 70, 70)
     ranks(lambda: calls(compiled, rows), num_ranks)
 

@@ -24,7 +24,7 @@ BLOCK, STAGE_BYTES = 8192, 1 << 18
 WARPS = 8
 # Elements of a tile that a relay sums at once.
 SUMMED = 4096
-MOVES = ("stage", "edges", "all_gather", "push_scales", RELAY)
+MOVES = ("stage", "edges", "all_gather", "all_to_all", "push_scales", RELAY)
 
 Tensors = Mapping[str, torch.Tensor]
 
@@ -126,7 +126,7 @@ class Starts:
                 f"{step.kernel}: awaits={step.awaits}; a relay waits for what it announces",
                 place=step.place,
             )
-        if kind in ("all_gather", RELAY):
+        if kind in ("all_gather", "all_to_all", RELAY):
             (channel,) = step.announces
             split = self.sized.split(self.sized.channels[channel])
             function, programs = moving.push, self.world.num_ranks * split.chunks
@@ -141,6 +141,10 @@ class Starts:
             function, programs = relay.relay_chunks, min(resident, split.chunks)
         if kind == "edges":
             function = moving.edges
+        if kind == "all_to_all":
+            width = min(BLOCK, 1 << max(0, columns - 1).bit_length())
+            given = (*given, width, BLOCK // width)
+            return Start(moving.push_parts, (programs, 1, 1), given, {"num_warps": WARPS})
         if kind in ("edges", RELAY):
             given = (*given, self._tile_rows(target))
         if kind == "all_gather":

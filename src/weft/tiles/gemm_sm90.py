@@ -180,13 +180,15 @@ def gemm(
     early=0,
     first_wave=1,
     by_index: gl.constexpr = False,
+    slices=None,
 ):
     """Multiply this program's share of the tiles; a kernel of NUM_WARPS warps calls it.
 
     `num_m` counts rows of tiles; `first` of `step` is this program's place. `a_block` and
     `c_block` are descriptors whose blocks have the form in which `ready`'s sources are read and
     `emit` is given chunks, or pointers to their elements: A's where rows are read `by_index`.
-    `shared` is a Shared. The first `early` tiles have `first_wave` programs each.
+    `shared` is a Shared. The first `early` tiles have `first_wave` programs each. Where k comes in
+    `slices`, each of shape.k, `ready` is asked for one after the other.
 
     Sync    what the hooks do; programs that share a tile wait for each other
     """
@@ -214,9 +216,10 @@ def gemm(
         mbarrier.init(full.index(i), count=1 + by_index * COPYING_THREADS)
     for i in gl.static_range(2):
         mbarrier.init(turns.index(i), count=1)
-    waves = tile_scheduler.split_waves(
-        num_m, shape.n, shape.k, tile_n, tile_k, step, early, first_wave
-    )
+    k = shape.k
+    if slices is not None:  # each in whole steps
+        k = slices * gl.cdiv(k, tile_k) * tile_k
+    waves = tile_scheduler.split_waves(num_m, shape.n, k, tile_n, tile_k, step, early, first_wave)
     gl.warp_specialize(
         [
             (
@@ -237,7 +240,7 @@ def gemm(
                 _produce,
                 (b, shape, operands_a, operands_b, empty, full, waves, first, step, shared,
                  by_index, order, order_args, ready, ready_args, done, done_args, tile_m,
-                 tile_n, tile_k, stages, b_is_nk, tile_trace.kept(shared)),
+                 tile_n, tile_k, stages, b_is_nk, tile_trace.kept(shared), slices is not None),
             ),
         ],
         [4, 4 if by_index else 1],
@@ -278,7 +281,7 @@ def _produce(
     b, shape, operands_a, operands_b, empty, full, waves, first, step, shared, paced: gl.constexpr,
     order: gl.constexpr, order_args, ready: gl.constexpr, ready_args, done: gl.constexpr, done_args,
     tile_m: gl.constexpr, tile_n: gl.constexpr, tile_k: gl.constexpr, stages: gl.constexpr,
-    b_is_nk: gl.constexpr, traced,
+    b_is_nk: gl.constexpr, traced, sliced: gl.constexpr,
 ):  # fmt: skip
     """Fill stage after stage with what the consumers multiply next."""
     filled = 0
@@ -294,7 +297,7 @@ def _produce(
         filled = load_one_tile(
             at, of.begin, of.end, filled, b, shape, operands_a, operands_b, empty, full, ready,
             ready_args, tile_m, tile_n, tile_k, stages, b_is_nk, unit, unit < waves.whole,
-            shared if paced else None, step, traced,
+            shared if paced else None, step, traced, sliced,
         )  # fmt: skip
     if paced:
         # Whoever has no tile of the last round is waited for as well.

@@ -13,7 +13,7 @@ from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 
 import weft.language as wl
 from weft.tiles import fragments, tile_trace
-from weft.tiles.gemm import Tile, is_indexed, is_shifted, is_sliced
+from weft.tiles.gemm import Tile, is_indexed, is_shifted, is_slice, is_sliced
 from weft.tiles.multiply_sm90 import wide_of
 
 # Triton 3.9 has other names for them than 3.7.
@@ -65,18 +65,56 @@ def load_one_tile(
     at, begin, end, filled, b, shape, operands_a, operands_b, empty, full,
     ready: gl.constexpr, ready_args, tile_m: gl.constexpr, tile_n: gl.constexpr,
     tile_k: gl.constexpr, stages: gl.constexpr, b_is_nk: gl.constexpr, unit=0, paced=False,
-    shared=None, step=1, traced=None,
+    shared=None, step=1, traced=None, sliced: gl.constexpr = False,
 ):  # fmt: skip
-    """The producer's body: steps begin .. end - 1 of one tile's k. Returns stages filled so far."""
-    blocks: gl.constexpr = tile_n // _block_columns(tile_n)
+    """The producer's body: steps begin .. end - 1 of one tile's k. Returns stages filled so far.
+
+    `sliced`: k comes in slices of shape.k, for each of which `ready` is asked.
+    """
+    tile = Tile(tile_m, tile_n, tile_k, b_is_nk, True, True)
     if traced is not None:
         start = wl.timestamp()
-    rows = ready(at, 0, Tile(tile_m, tile_n, tile_k, b_is_nk, True, True), ready_args)
-    if traced is not None:
-        tile_trace.open_record(traced, unit, at, start, wl.timestamp() - start)
+    if sliced:
+        each = gl.cdiv(shape.k, tile_k)
+        if traced is not None:
+            waited = start - start
+        for segment in range(begin // each, gl.cdiv(end, each)):
+            if traced is not None:
+                waited -= wl.timestamp()
+            rows = ready(at, segment, tile, ready_args)
+            if traced is not None:
+                waited += wl.timestamp()
+            skipped = segment * each
+            filled = _load_steps(
+                rows, at, gl.maximum(begin - skipped, 0), gl.minimum(end - skipped, each), filled,
+                b, shape, operands_a, operands_b, empty, full, tile_m, tile_n, tile_k, stages,
+                b_is_nk, unit, paced, shared, step,
+            )  # fmt: skip
+        if traced is not None:
+            tile_trace.open_record(traced, unit, at, start, waited)
+    else:
+        rows = ready(at, 0, tile, ready_args)
+        if traced is not None:
+            tile_trace.open_record(traced, unit, at, start, wl.timestamp() - start)
+        filled = _load_steps(
+            rows, at, begin, end, filled, b, shape, operands_a, operands_b, empty, full, tile_m,
+            tile_n, tile_k, stages, b_is_nk, unit, paced, shared, step,
+        )  # fmt: skip
+    return filled
+
+
+@gluon.jit
+def _load_steps(
+    rows, at, begin, end, filled, b, shape, operands_a, operands_b, empty, full,
+    tile_m: gl.constexpr, tile_n: gl.constexpr, tile_k: gl.constexpr, stages: gl.constexpr,
+    b_is_nk: gl.constexpr, unit, paced, shared, step,
+):  # fmt: skip
+    """Steps of k of these rows of A and this tile's columns of B. Returns stages filled so far."""
+    blocks: gl.constexpr = tile_n // _block_columns(tile_n)
     column = at.i_n * tile_n
     # Where B is one of several, in the direction in which they lie behind one another.
     above, before = 0, 0
+    skipped = 0  # columns of A
     if is_sliced(rows):
         if b_is_nk:
             before = rows.slice * shape.n
@@ -84,6 +122,8 @@ def load_one_tile(
             above = rows.slice * shape.k
     if is_shifted(rows):
         before = rows.before
+    if is_slice(rows):
+        above, skipped = rows.above, rows.column
     if is_indexed(rows):
         pointers = _places_of_rows(rows, shape, tile_m, tile_k)
     for j in range(begin, end):
@@ -101,7 +141,7 @@ def load_one_tile(
         else:
             a_bytes: gl.constexpr = rows.source.block_type.nbytes
             mbarrier.expect(arrived, a_bytes + blocks * b.block_type.nbytes)
-            load_tile(rows.source, [rows.first, at_k], arrived, operands_a.index(stage))
+            load_tile(rows.source, [rows.first, at_k + skipped], arrived, operands_a.index(stage))
         at_b = column + before
         _load_columns(b, at_b, at_k + above, arrived, operands_b.wide.index(stage), b_is_nk)
         if operands_b.rest is not None:

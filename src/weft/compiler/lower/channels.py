@@ -19,7 +19,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from weft.ir.device import Channel, scales_of
-from weft.ir.task import LL, TRAVELLING, Program, Task, is_staged
+from weft.ir.task import LL, TRAVELLING, Program, Task, arrives, is_staged
 
 
 def channels_of(program: Program) -> tuple[Channel, ...]:
@@ -28,15 +28,16 @@ def channels_of(program: Program) -> tuple[Channel, ...]:
     for task in program.tasks:
         if task.kernel and _is_grouped(program, task):
             channels.append(_of_tables(program, task))
+        elif task.kernel and arrives(task):
+            channels.append(_of_rows(program, task))
         elif task.kernel and task.kind in TRAVELLING:
             channels += _of_sums(program, task)
-        elif task.kernel and task.kind == "all_gather":
-            channels.append(_of_rows(program, task))
     return tuple(channels)
 
 
 def _of_rows(program: Program, task: Task) -> Channel:
-    """Whoever carries the rows says of each chunk when all of it is there."""
+    """Whoever carries the rows says of each chunk when all of it is there: of each rank's rows, or
+    of own ones' columns from each rank."""
     assert task.type is not None
     rows, name = task.type.sizes[0], f"{task.name}_ready"
     users = program.users(task.name)
@@ -47,7 +48,8 @@ def _of_rows(program: Program, task: Task) -> Channel:
         return Channel(name, task.name, rows, tile_rows=height, by="packet", place=task.place)
     return Channel(
         name, task.name, rows, task.chunks, height if is_summed else 1, height,
-        own=task.operands[0],
+        "whole" if task.kind == "all_gather" else "part",
+        to="all" if task.kind == "all_gather" else "owner", own=task.operands[0],
         along=(scales_of(task.name),) if any(one.scaling for one in users) else (),
         place=task.place,
     )  # fmt: skip
@@ -130,7 +132,7 @@ def sum_buffers(program: Program, kernel: str) -> SumBuffers:
     found = SumBuffers("", {})
     for name in program.kernels:
         tasks = program.of_kernel(name)
-        sums = [one for one in tasks if one.kind in TRAVELLING]
+        sums = [one for one in tasks if one.kind in TRAVELLING and not arrives(one)]
         if not sums:
             continue
         is_moved = sums[0].kind == "all_to_all"

@@ -42,6 +42,7 @@ from weft.tiles.hooks import (
     scales,
     scatter,
     signals,
+    slices,
     split_k,
     table,
     whole,
@@ -65,7 +66,8 @@ ORDERS = {
     "in_turn": (table.arrange, table.in_turn),
     "by_expert": (table.arrange, table.by_expert),
 }
-COUNTS = {"whole": whole.count, "part": partition.count, "experts": table.num_tiles}
+COUNTS = {"whole": whole.count, "part": partition.count, "slices": whole.count,
+          "experts": table.num_tiles}  # fmt: skip
 
 # Function of Core IR -> that of tiles/, its arguments where they are not those of the statement
 # ({0}, {1}, ..: these), and whose tiles it is for.
@@ -76,6 +78,8 @@ HOOKS: dict[str, tuple[Any, tuple[str, ...] | None, str]] = {
     "scale_owned_rows": (scales.scales_owned, None, ""),
     "scale_owned_blocks": (scales.scales_owned, None, ""),
     "channels": (split_k.channels, None, ""),
+    "slices": (slices.slices, None, ""),
+    "slice_or_own": (slices.slice_or_own, None, ""),
     "left_channel": (split_k.left_channel, None, ""),
     "right_channel": (split_k.right_channel, None, ""),
     "rows_of": (whole.rows_of, ("{0}", "shape.m"), ""),
@@ -171,7 +175,7 @@ def is_by_tables(kernel: core.Kernel) -> bool:
 
 def is_summed_over_rows(kernel: core.Kernel) -> bool:
     """Does the product sum over the rows of both operands, segment by segment?"""
-    return bool(kernel.at("segments"))
+    return any(one.function == "channels" for one in kernel.of(core.Hook))
 
 
 def summed_block(kernel: core.Kernel, name: str, tile: Sequence[int]) -> tuple[int, int]:
@@ -247,7 +251,9 @@ def calls_of(kernel: core.Kernel) -> dict[str, tuple[Call, ...]]:
         found["arrange"] = (Call(arrange, ordered.args),)
         found["order"] = (Call(function),)
     if kernel.of(core.Template)[0].function == "gemm":
-        of = {"whole": (), "part": (mapping.name,)}.get(mapping.cuts, (*mapping.of, mapping.name))
+        of = {"whole": (), "slices": (), "part": (mapping.name,)}.get(
+            mapping.cuts, (*mapping.of, mapping.name)
+        )
         found["count"] = (Call(COUNTS[mapping.cuts], of),)
         first = Call(order.own_place)
         if "feed" in functions:
@@ -378,6 +384,8 @@ def _of_wait(one: core.Wait, kernel: core.Kernel) -> _Guarded:
         return Call(signals.wait_rows, (*given, one.unless == "own", *how)), ""
     if one.flags == "segment":
         return Call(signals.wait_segment, (*given, one.unless == "own", *how)), ""
+    if one.flags == "slice":
+        return Call(slices.wait_slice, (*given, one.unless == "own", *how)), ""
     if one.flags == "sources":
         return Call(signals.wait_sources, (*given, *how)), ""
     if one.flags == "all":

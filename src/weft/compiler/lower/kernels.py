@@ -68,6 +68,8 @@ def lower_launch(plan: Plan, launch: Launch) -> core.Kernel:
         statements = _sum_everywhere(plan, launch, product)
     elif form == "exchange" and [one.kind for one in rest] == ["all_to_all"]:
         statements = _exchanged(plan, launch, product)
+    elif form == "grouped" and is_simple and not product.scaling:
+        statements = _sliced(plan, launch, product)
     elif launch.order == "rows" and is_simple and not (launch.awaits or launch.announces):
         statements = _alone(plan, launch, product)
     else:
@@ -388,6 +390,37 @@ def _exchanged(plan: Plan, launch: Launch, product: Do) -> Iterator[core.Stateme
     yield core.Hook("collect", "unpack_from", (received, result, "parts"))
     if launch.gives:
         yield core.Finish("end", "slot")
+
+
+def _sliced(plan: Plan, launch: Launch, product: Do) -> Iterator[core.Statement]:
+    """Own rows, of which each rank has some columns: the product sums over those of one rank after
+    the other as they arrive, its own first, which are read in place."""
+    rows, right = product.operands
+    (channel,) = [one for one in plan.of(Channel) if one.buffer == rows]
+    for name in (channel.own, rows, right, launch.writes[0]):
+        # Where this kernel does not wait for its rows, another one before it has.
+        is_announced = name == rows and not launch.awaits
+        by = core_in_plan.awaited_by(plan, launch, channel) if is_announced else ""
+        yield core.Param(name, "operand", by)
+    yield from _addressed(launch, product)
+    if launch.awaits:
+        yield params.signals(plan, launch, channel)
+    yield from params.around(plan, launch)
+    yield core.Mapping("split", "static", (rows,), cuts="slices")
+    yield core.Template("gemm", launch.tile, formula(launch))
+    if launch.takes:
+        yield core.Credit("begin", "slot")
+    yield core.Hook("order", launch.order, ())
+    yield core.Hook("segments", "slices", ())
+    if launch.awaits:
+        yield core.Wait("ready", channel.name, "slice", "split", unless="own", place=channel.place)
+    yield core.Hook("ready", "slice_or_own", (rows, channel.own, "split"))
+    yield from _stored(launch, product)
+    if launch.awaits:
+        # A rank without rows has no tiles; and whoever sends writes words of empty chunks, too.
+        yield core.Wait("done", channel.name, "all", "split", by="last", place=channel.place)
+    if launch.gives:
+        yield core.Finish("done", "slot")
 
 
 def _notify(channel: Channel, to: str) -> core.Notify:

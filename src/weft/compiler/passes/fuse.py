@@ -22,12 +22,12 @@ from dataclasses import replace
 from weft.ir.choice import Choice
 from weft.ir.kinds import ELEMENTWISE, KINDS, OF_ONE_WIDTH
 from weft.ir.shapes import ACTIVATIONS, GATED, ROUTERS
-from weft.ir.task import ENGINES, TRAVELLING, Program, Task, cycle_of
+from weft.ir.task import ENGINES, TRAVELLING, Program, Task, arrives, cycle_of
 from weft.ir.tensor import Replicate
 
 # Verbs of kernels: PROGRAM_VERB, numbered from the second on.
 VERBS = {"all_gather": "gather", "matmul": "multiply", "matmul_tn": "multiply",
-         "all_reduce": "reduce", "scatter_rows": "reduce",
+         "all_reduce": "reduce", "scatter_rows": "reduce", "all_to_all": "exchange",
          "gather_rows": "multiply", "grouped_matmul": "multiply"}  # fmt: skip
 # What kernels do to a grouped product in registers.
 GROUPED_EPILOGUES = (*ACTIVATIONS, *GATED)
@@ -94,10 +94,9 @@ def fuse(program: Program) -> Program:
 def _is_hidden_gather(program: Program, task: Task) -> bool:
     """Rows that products alone read, each row by tiles of its own; or one that sums over them."""
     users = program.users(task.name)
-    is_summed = [one.kind for one in users] == ["matmul_tn"]
+    is_summed = task.kind == "all_gather" and [one.kind for one in users] == ["matmul_tn"]
     return (
-        task.kind == "all_gather" and task.dim == 0 and task.name not in program.results
-        and bool(users)
+        arrives(task) and task.dim == 0 and task.name not in program.results and bool(users)
         and all(
             one.operands.count(task.name) == 1
             and (is_summed or (one.kind == "matmul" and one.operands[0] == task.name))
@@ -231,7 +230,8 @@ def _reason(program: Program, task: Task) -> str:
     if task.kind not in ENGINES:
         return f"no kernel is generated for {task.kind}"
     if task.kind == "all_to_all":
-        return "there is no product before it whose tiles could travel"
+        where = "behind it that reads its rows" if arrives(task) else "before it whose tiles travel"
+        return f"there is no product {where}, and nothing else does"
     if task.dim == 1:
         return "it works along columns; rows alone are overlapped"
     if task.kind == "all_gather":
