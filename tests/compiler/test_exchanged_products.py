@@ -11,15 +11,18 @@ from test_staged_sums import calls, of, one_call, one_slot, runs_with
 import weft
 from weft.base.target import TARGETS
 from weft.compiler import Compiled, Facts, Replicate, Settings, Shard, all_to_all, program, silu
-from weft.compiler.lower import kernels
+from weft.compiler.lower import kernels, source
+from weft.compiler.lower.signature import Specialised, record
 from weft.emulator.observation import Recorder
 from weft.ir.device import Launch
+from weft.language import triton_api
+from weft.verify import compiled as compiled_check
 from weft.verify.laggards import chooser_of
 from weft.verify.mutants import Bounds
 from weft.verify.mutants.core_ir import mutations, search_core_ir
 
 __all__ = ["one_slot"]
-SMALL = (16, 16, 16)
+SMALL, HOPPER = (16, 16, 16), (128, 128, 64)
 EMU = TARGETS["emu"]
 
 
@@ -99,13 +102,14 @@ def test_weights_as_they_lie_and_half_precision(ranks, b_is_nk: bool):
     ranks(main, 3)
 
 
-def test_recorded_and_replayed_as_it_was_called(ranks):
-    compiled = to_heads(24, 40)
-    x, w = torch.randn(21, 24), torch.randn(24, 40)
+@pytest.mark.parametrize("dim", [0, 1])
+def test_recorded_and_replayed_as_it_was_called(ranks, dim: int):
+    compiled = to_heads(48, 40) if dim == 0 else from_heads(24, 40, 2, "ce_push", 2)
+    x, w = torch.randn(21, 48), torch.randn(48, 40)
 
     def main():
         world = weft.init()
-        own = x.chunk(2)[world.rank].clone()
+        own = x.chunk(2, dim)[world.rank].clone()
         eager = compiled(own, w, world=world, m=21)
         with world.record() as recording:
             recorded = compiled(own, w, world=world, m=21)
@@ -131,6 +135,29 @@ def on_hopper(main, num_ranks: int, seed: int = 0) -> set[str]:
     return {event.party.what for event in recorder.events}
 
 
+def in_gluon(compiled: Compiled, num_ranks: int, m: int, x, w, dims: tuple[int, int]) -> None:
+    """Three calls, the last is a replay; x is split along the first of dims, the result along the
+    other one."""
+    wanted = part_of((x.float() @ w.float()), dims[1], num_ranks)
+
+    def main():
+        world = weft.init()
+        own = part_of(x, dims[0], num_ranks)[world.rank].contiguous()
+        for _ in range(3):
+            got = compiled(own, w, world=world, m=m).float()
+            error = (got - wanted[world.rank]).norm()
+            assert error <= 0.01 * wanted[world.rank].norm()
+
+    ran = {party for party in on_hopper(main, num_ranks, m) if "multiply" in party}
+    assert ran and all(party.endswith("_sm90") for party in ran), ran
+
+
+def part_of(whole: torch.Tensor, dim: int, num_ranks: int) -> list[torch.Tensor]:
+    """Each rank's, as torch.chunk splits it, the last ones empty."""
+    found = list(whole.chunk(num_ranks, dim))
+    return found + [whole.narrow(dim, 0, 0)] * (num_ranks - len(found))
+
+
 # Columns of a rank: less than a tile, one, some; rows of a rank: none, some of a tile, two tiles.
 @pytest.mark.parametrize(
     ("num_ranks", "m", "each"),
@@ -138,21 +165,76 @@ def on_hopper(main, num_ranks: int, seed: int = 0) -> set[str]:
 )
 @pytest.mark.parametrize("b_is_nk", [False, True])
 def test_in_gluon(num_ranks: int, m: int, each: int, b_is_nk: bool):
-    compiled = to_heads(72, each * num_ranks, "bfloat16", tile=())
     x, w = torch.randn(m, 72).bfloat16(), torch.randn(72, each * num_ranks).bfloat16()
     w = w.t().contiguous().t() if b_is_nk else w
-    wanted = (x.float() @ w.float()).chunk(num_ranks, 1)
-    rows = -(-m // num_ranks)
+    compiled = to_heads(72, each * num_ranks, "bfloat16", tile=HOPPER if m < 128 else ())
+    in_gluon(compiled, num_ranks, m, x, w, (0, 1))
+
+
+# Several tiles of a program: parts of k that programs share begin within a slice.
+@pytest.mark.parametrize(
+    ("num_ranks", "m", "each", "engine"),
+    slow_but([(2, 300, 128, "ce_push")],
+             [(3, 4, 64, "sm_push"), (3, 401, 192, "ce_push"), (2, 700, 64, "sm_push")]),
+)  # fmt: skip
+@pytest.mark.parametrize("b_is_nk", [False, True])
+def test_slices_in_gluon(num_ranks: int, m: int, each: int, engine: str, b_is_nk: bool):
+    x, w = torch.randn(m, each * num_ranks).bfloat16(), torch.randn(each * num_ranks, 200)
+    w = w.bfloat16().t().contiguous().t() if b_is_nk else w.bfloat16()
+    tile = HOPPER if m < 128 else ()
+    compiled = from_heads(each, 200, num_ranks, engine, dtype="bfloat16", tile=tile)
+    in_gluon(compiled, num_ranks, m, x, w, (1, 0))
+
+
+def test_what_is_done_to_a_product_of_arriving_rows(ranks):
+    """Two products of one exchange, one of which is worked on in registers."""
+
+    @program(
+        mesh="tp", y=of("m", 40, Shard(1)), w=of(40, 24, Replicate()), v=of(40, 12, Replicate()),
+        bias=of(1, 24, Replicate()), residual=of("m", 24, Shard(0)),
+    )  # fmt: skip
+    def both(y, w, v, bias, residual):
+        rows = all_to_all(y, dim=0)
+        return silu(rows @ w + bias) + residual, rows @ v
+
+    kernels_of = [one.kernel for one in launched(both, 2)]
+    assert kernels_of == ["both_exchange", "both_multiply", "both_multiply_2"]
+    x = [torch.randn(size) for size in ((21, 40), (40, 24), (40, 12), (1, 24), (21, 24))]
+    wide, narrow = torch.nn.functional.silu(x[0] @ x[1] + x[3]) + x[4], x[0] @ x[2]
 
     def main():
         world = weft.init()
-        own = x[rows * world.rank :][:rows].contiguous()
+        y, residual = x[0].chunk(2, 1)[world.rank], x[4].chunk(2)[world.rank]
         for _ in range(3):
-            got = compiled(own, w, world=world, m=m).float()
-            assert (got - wanted[world.rank]).norm() <= 0.01 * wanted[world.rank].norm()
+            got = both(y.contiguous(), *x[1:4], residual.contiguous(), world=world)
+            for one, wanted in zip(got, (wide, narrow), strict=True):
+                torch.testing.assert_close(one, wanted.chunk(2)[world.rank])
 
-    ran = {party for party in on_hopper(main, num_ranks, m) if "multiply" in party}
-    assert ran and all(party.endswith("_sm90") for party in ran), ran
+    ranks(main, 2)
+
+
+TARGETS_COMPILED = ("cuda:90", "cuda:100", "hip:gfx942")
+
+
+@pytest.mark.parametrize("b_is_nk", [False, True])
+@pytest.mark.parametrize("target", TARGETS_COMPILED)
+@pytest.mark.parametrize("compiled", [
+    to_heads(4096, 6144, "bfloat16", tile=()),
+    from_heads(1024, 4096, 4, "ce_push", dtype="bfloat16", tile=()),
+], ids=["to heads", "from heads"])  # fmt: skip
+def test_compiles_everywhere_and_keeps_its_waits(compiled, target: str, b_is_nk: bool):
+    asked = {"exchanged": compiled.settings.engines.get("exchanged", "sm_push")}
+    compiled = compiled.options(settings=Settings(engines=asked))
+    plan = compiled.overlapped(Facts({"m": 32768}, 4, TARGETS[target])).plan
+    (kernel,) = kernels.lower(plan).values()
+    is_hopper = target == "cuda:90"
+    variant, warps = ("sm90", 4) if is_hopper else ("plain", 8)
+    tile = plan.of(Launch)[-1].tile
+    given = Specialised("bfloat16", tile, 4, b_is_nk, TARGETS[target].has_tma, warps)
+    made = record(kernel, variant, given)
+    binary = triton_api.compile_kernel(getattr(source.load(kernel), variant), made, TARGETS[target])
+    report = compiled_check(binary, TARGETS[target])
+    assert report.ok, str(report)
 
 
 def test_what_is_left_to_libraries():
@@ -194,10 +276,14 @@ def test_nothing_is_found_whoever_is_late(one_slot):
 
 
 @pytest.mark.slow
-def test_every_mutant_of_the_kernel_is_caught(one_slot):
-    compiled = to_heads(6, 20 * RANKS)
+@pytest.mark.parametrize(("compiled", "caught"), [
+    (to_heads(6, 20 * RANKS), 13),
+    (from_heads(20, 24, RANKS, "ce_push", 2), 11),
+    (from_heads(20, 24, RANKS, "sm_push", 2), 7),
+], ids=["to heads", "from heads by engines", "from heads by SMs"])  # fmt: skip
+def test_every_mutant_of_the_kernel_is_caught(one_slot, compiled, caught):
     plan = compiled.overlapped(Facts({"m": 70}, RANKS, EMU)).plan
     (kernel,) = kernels.lower(plan).values()
     bounds = Bounds(schedules=8, census=2, jobs=1)
     report = search_core_ir(kernel, runs_with(compiled), bounds, subject="exchanged", ranks=RANKS)
-    assert report.ok and report.caught == len(list(mutations(kernel))) == 13, str(report)
+    assert report.ok and report.caught == len(list(mutations(kernel))) == caught, str(report)

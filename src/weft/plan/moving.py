@@ -103,7 +103,7 @@ def push_parts(source, target, words, slot, split, columns, takes, world, width:
     e = slots.slot_epoch(slot)
     if takes:
         slots.slot_wait_free(world, slot, e)
-    rank, num_ranks = wl.rank(world).to(tl.int32), wl.num_ranks(world)
+    rank, num_ranks = wl.rank(world).to(tl.int32), world.num_ranks
     unit = tl.program_id(0)
     chunk = unit // num_ranks
     to = (rank + num_ranks - unit % num_ranks) % num_ranks
@@ -120,7 +120,8 @@ def push_parts(source, target, words, slot, split, columns, takes, world, width:
                 mask = (i < end)[:, None] & (j < columns)[None, :]
                 value = tl.load(source + i.to(tl.int64)[:, None] * columns + j[None, :], mask=mask)
                 wl.put(world, there + i[:, None] * stride + j[None, :], value, to=to, mask=mask)
-    wl.notify(world, words + rank * split.chunks + chunk, e, to=to, op=wl.SignalOp.SET)
+    if num_ranks > 1:  # one alone waits for nobody
+        wl.notify(world, words + rank * split.chunks + chunk, e, to=to, op=wl.SignalOp.SET)
 
 
 @triton.jit

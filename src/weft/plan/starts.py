@@ -77,7 +77,8 @@ class Starts:
         for name in step.awaits:
             channel = self.sized.channels[name]
             # Of sums each tile waits for all, be they of no rows.
-            if name in self.memory.axes and channel.to == "all" and _has_chunks(channel):
+            is_of_rows = channel.to == "all" or (channel.own and self.world.num_ranks > 1)
+            if name in self.memory.axes and is_of_rows and _has_chunks(channel):
                 split, words = self.sized.split(channel), self.memory.signals_of(slot, name)
                 if not columns or split.rank_rows * (self.world.num_ranks - 1) >= split.rows:
                     given = (words, words.numel(), slot.arg, self.world.arg)

@@ -187,14 +187,18 @@ def _gather(plan: Plan, launch: Launch, product: Do) -> Iterator[core.Statement]
     yield from _stored(launch, product)
     # Scales are read behind the operands.
     over = "end" if product.scaling else "done"
-    is_beside = any((isinstance(one, Copy) or is_relay(one)) and channel.name in announced(one)
-                    for one in plan.steps)  # fmt: skip
-    if is_beside and launch.awaits:
+    if launch.awaits and _is_beside(plan, channel):
         # Also words of chunks without rows: an engine must not write one after the call, and who
         # passes rows on reads them until their word.
         yield core.Wait(over, channel.name, "all", "split", by="last", place=channel.place)
     if launch.gives:
         yield core.Finish(over, "slot")
+
+
+def _is_beside(plan: Plan, channel: Channel) -> bool:
+    """Does an engine or a relay bring what a channel announces, beside the kernel that waits?"""
+    return any((isinstance(one, Copy) or is_relay(one)) and channel.name in announced(one)
+               for one in plan.steps)  # fmt: skip
 
 
 def _given_scales(product: Do) -> Iterator[core.Statement]:
@@ -416,8 +420,8 @@ def _sliced(plan: Plan, launch: Launch, product: Do) -> Iterator[core.Statement]
         yield core.Wait("ready", channel.name, "slice", "split", unless="own", place=channel.place)
     yield core.Hook("ready", "slice_or_own", (rows, channel.own, "split"))
     yield from _stored(launch, product)
-    if launch.awaits:
-        # A rank without rows has no tiles; and whoever sends writes words of empty chunks, too.
+    if launch.awaits and _is_beside(plan, channel):
+        # Also words of chunks without rows: an engine must not write one after the call.
         yield core.Wait("done", channel.name, "all", "split", by="last", place=channel.place)
     if launch.gives:
         yield core.Finish("done", "slot")
