@@ -393,8 +393,9 @@ def predicted_us(
     elif arrives(collective):
         assert isinstance(chunks, int)
         us = products.sliced_us(shape, machine, engine, chunks)
+        us *= products.of_few_rows(shape.m)
     elif collective.kind == "all_to_all":
-        us = products.exchanged_us(shape, machine)
+        us = products.exchanged_us(shape, machine) * products.of_few_rows(shape.rows)
     elif collective.kind == "reduce_scatter":
         us = products.scattered_us(shape, machine, engine=engine)
     else:
