@@ -3,14 +3,18 @@ products of rows whose columns arrive from all ranks while they run."""
 
 from __future__ import annotations
 
+import re
+
 import pytest
 import torch
 from effort import slow_but
 from test_staged_sums import calls, of, one_call, one_slot, runs_with
 
 import weft
+from weft.base.hardware import hardware_of
 from weft.base.target import TARGETS
 from weft.compiler import Compiled, Facts, Replicate, Settings, Shard, all_to_all, program, silu
+from weft.compiler.cost.plans import predict
 from weft.compiler.lower import kernels, source
 from weft.compiler.lower.signature import Specialised, record
 from weft.emulator.observation import Recorder
@@ -259,6 +263,24 @@ def test_fused_where_it_is_predicted_to_end_first():
         engines.append(chosen.taken)
         assert "sm_push" in chosen.why and "library" in chosen.why
     assert engines == ["library", "sm_push"]
+
+
+@pytest.mark.parametrize("m", [8191, 8192, 32768])
+@pytest.mark.parametrize("compiled", [
+    to_heads(4096, 6144, "bfloat16", tile=()),
+    from_heads(1024, 4096, 4, "ce_push", 2, dtype="bfloat16", tile=()),
+    from_heads(1024, 4096, 4, "sm_push", dtype="bfloat16", tile=()),
+], ids=["to heads", "by engines", "by SMs"])  # fmt: skip
+def test_a_plan_is_drawn_as_it_was_predicted(compiled: Compiled, m: int):
+    """By rank and time: what the choice was made by, within a fifth of it."""
+    stages = compiled.overlapped(Facts({"m": m}, 4, TARGETS["cuda:90"]))
+    (why,) = [one.why for one in stages.program.choices if one.what == "engine"]
+    engine = next(one.engine for one in stages.program.tasks if one.engine)
+    (said,) = re.findall(rf"{engine} ([0-9]+) us", why)
+    machine = hardware_of(TARGETS["cuda:90"])
+    assert machine is not None
+    drawn = predict(stages.plan, {"m": m}, 4, machine)
+    assert drawn.end_us == pytest.approx(float(said), rel=0.2)
 
 
 # ---------------------------------------------------------------------------------------------

@@ -28,9 +28,9 @@ from torch.backends import cuda
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from weft import compiler
 from weft.base.errors import DtypeError, ShapeError
 from weft.compiler import Replicate, Shard, frontend
+from weft.compiler import Tensor as Declared
 from weft.layers.activations import shared
 from weft.layers.attention import OUT, PROJECTIONS, Rotary, rotated
 from weft.layers.norm import ParallelNorm
@@ -211,8 +211,8 @@ def _program(
 ) -> Callable[..., Tensor]:
     """One of the two, of rows of k columns by a weight [k, n]."""
     is_first = function is _to_heads
-    x = compiler.Tensor(dtype, ("m", k), Shard(0 if is_first else 1))
-    w = compiler.Tensor(dtype, (k, n), Replicate())
+    x = Declared(dtype, ("m", k), Shard(0 if is_first else 1))
+    w = Declared(dtype, (k, n), Replicate())
     if not has_bias:
 
         def projected(x: Any, w: Any) -> Any:
@@ -223,7 +223,7 @@ def _program(
     def shifted(x: Any, w: Any, bias: Any) -> Any:
         return function(x, w, bias)
 
-    row = compiler.Tensor(dtype, (1, n), Shard(1) if is_first else Replicate())
+    row = Declared(dtype, (1, n), Shard(1) if is_first else Replicate())
     return frontend.program(mesh="sp", x=x, w=w, bias=row)(shifted)
 
 
