@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from test_exchanged_products import HOPPER, from_heads, to_heads
+from test_exchanged_products import from_heads, to_heads
 from test_staged_sums import calls
 
 import weft
@@ -19,10 +19,20 @@ PLAIN = {
     # Of one chunk the last word that is waited for says that this call has begun here.
     "from heads by engines": [from_heads(20, 24, RANKS, "ce_push", chunks) for chunks in (1, 2)],
 }
+# Of tiles of two chunks, of one and of four: columns of a rank, so that each consumer has several
+# tiles of its own, one after the other; and two programs beside what engines need.
+WIDTHS = {128: 520, 64: 264, 256: 520}
 GLUON = {
-    "to heads": to_heads(72, 136 * 2, "bfloat16", HOPPER),
-    "from heads": from_heads(64, 136, 2, "ce_push", 1, dtype="bfloat16", tile=HOPPER),
-}
+    "to heads": [
+        (to_heads(136, 2 * n, "bfloat16", (128, width, 64)), 300, 2) for width, n in WIDTHS.items()
+    ],
+    "from heads": [
+        *((from_heads(128, n, 2, "ce_push", 1, dtype="bfloat16", tile=(128, width, 64)), 300, 3)
+          for width, n in WIDTHS.items()),
+        # The last tiles are shared, from within a slice on.
+        (from_heads(576, 104, 2, "ce_push", 1, dtype="bfloat16", tile=(128, 128, 64)), 150, 7),
+    ],
+}  # fmt: skip
 
 
 def run_of(compiled: Compiled, num_ranks: int, rows: tuple[int, ...], **how: int) -> Run:
@@ -58,5 +68,5 @@ def test_every_signal_is_needed(case: str, monkeypatch):
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("case", GLUON)
 def test_every_signal_is_needed_in_gluon(case: str, monkeypatch):
-    run = run_of(GLUON[case], 2, (300, 300, 1, 300), arch=90, num_sms=2)
-    all_caught([run], 2, 100, monkeypatch)
+    runs = [run_of(one, 2, (m, m, 1, m), arch=90, num_sms=sms) for one, m, sms in GLUON[case]]
+    all_caught(runs, 2, 100, monkeypatch)
