@@ -31,6 +31,8 @@ GLUON = {
           for width, n in WIDTHS.items()),
         # The last tiles are shared, from within a slice on.
         (from_heads(576, 104, 2, "ce_push", 1, dtype="bfloat16", tile=(128, 128, 64)), 150, 7),
+        # Tiles of an odd number of chunks, whole ones and then shared ones.
+        (from_heads(320, 400, 2, "ce_push", 1, dtype="bfloat16", tile=(128, 160, 64)), 300, 5),
     ],
 }  # fmt: skip
 
