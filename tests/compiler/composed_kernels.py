@@ -13,7 +13,7 @@ from weft.ir import core, device
 GOLDEN = Path(__file__).parent / "golden"
 PLANS = (
     "ag_gemm_put", "ag_gemm_push", "ag_gemm_pushers", "ag_gemm_scaled", "gemm_rs",
-    "gemm_rs_staged", "gemm_rs_scaled", "gemm_ar_two_shot",
+    "gemm_rs_staged", "gemm_rs_scaled", "gemm_ar_two_shot", "gemm_a2a", "a2a_gemm",
     "all_reduce_rms_norm", "all_reduce_rms_norm_few", "all_reduce_rms_norm_twice", "mlp", "ag_moe",
     "moe", "moe_rs",
 )  # fmt: skip

@@ -11,6 +11,7 @@ from weft.compiler import (
     Times,
     all_gather,
     all_reduce,
+    all_to_all,
     gather_rows,
     grouped_matmul,
     matmul_tn,
@@ -50,6 +51,14 @@ def gemm_rs_scaled(a, b):
 
 def gemm_ar(a, b):
     return all_reduce(a @ b)
+
+
+def gemm_a2a(x, w):
+    return all_to_all(x @ w)
+
+
+def a2a_gemm(y, w):
+    return all_to_all(y, dim=0) @ w
 
 
 def all_reduce_rms_norm(x, residual, weight):
@@ -94,6 +103,8 @@ PARAMETERS = {
         "b": of_type(14336, 4096, Shard(0), dtype="float8_e4m3fn"),
     },
     gemm_ar: {"a": of_type("m", 14336, Shard(1)), "b": of_type(14336, 4096, Shard(0))},
+    gemm_a2a: {"x": of_type("m", 4096, Shard(0)), "w": of_type(4096, 6144, Replicate())},
+    a2a_gemm: {"y": of_type("m", 4096, Shard(1)), "w": of_type(4096, 4096, Replicate())},
     all_reduce_rms_norm: {
         "x": of_type("m", 4096, Partial()), "residual": of_type("m", 4096, Replicate()),
         "weight": of_type(1, 4096, Replicate()),

@@ -49,6 +49,10 @@ PLANS = {
     "gemm_ar_nodes": (
         operators.gemm_ar, {"engines": {"reduced": "sm_put"}, "nodes": (2, 2), **WIDE},
     ),
+    "gemm_a2a": (operators.gemm_a2a, {"engines": {"exchanged": "sm_push"}, **WIDE}),
+    "a2a_gemm": (operators.a2a_gemm, {
+        "engines": {"exchanged": "ce_push"}, "chunks": {"exchanged": 4}, **WIDE}),
+    "a2a_gemm_push": (operators.a2a_gemm, {"engines": {"exchanged": "sm_push"}, **WIDE}),
     "gemm_ar_one_shot": (operators.gemm_ar, {"engines": {"reduced": "one_shot_ll"}, "m": 64}),
     "all_reduce_rms_norm": (operators.all_reduce_rms_norm, {}),
     "all_reduce_rms_norm_few": (operators.all_reduce_rms_norm, {"m": 8}),

@@ -14,7 +14,17 @@ import weft.ops
 from weft.base.dtypes import tolerance
 from weft.base.errors import FindingError, IllegalError, UnsupportedError
 from weft.base.target import TARGETS
-from weft.compiler import Facts, Settings, Shard, Tensor, all_gather, libraries, reduce_scatter
+from weft.compiler import (
+    Facts,
+    Replicate,
+    Settings,
+    Shard,
+    Tensor,
+    all_gather,
+    all_to_all,
+    libraries,
+    reduce_scatter,
+)
 from weft.compiler.frontend import trace
 from weft.compiler.passes.place import place
 from weft.compiler.pipeline import overlap
@@ -33,9 +43,24 @@ def gemm_rs(a, b):
     return reduce_scatter(a @ b)
 
 
+def gemm_a2a(x, w):
+    return all_to_all(x @ w)
+
+
+def a2a_gemm(y, w):
+    return all_to_all(y, dim=0) @ w
+
+
 PARAMETERS = {
     ag_gemm: {"a": Tensor("float32", ("m", K), Shard(0)), "b": Tensor("float32", (K, N), Shard(1))},
     gemm_rs: {"a": Tensor("float32", ("m", K), Shard(1)), "b": Tensor("float32", (K, N), Shard(0))},
+    **{
+        function: {
+            one: Tensor("float32", ("m", 40), Shard(dim)),
+            "w": Tensor("float32", (40, 40), Replicate()),
+        }
+        for function, one, dim in ((gemm_a2a, "x", 0), (a2a_gemm, "y", 1))
+    },
 }
 PROGRAMS = {
     "push": (ag_gemm, {"gathered": "sm_push"}),
@@ -45,6 +70,9 @@ PROGRAMS = {
     "gemm_rs": (gemm_rs, {"scattered": "sm_push"}),
     "carried": (gemm_rs, {"scattered": "ce_push"}),
     "relayed": (gemm_rs, {"scattered": "relay"}),
+    "to owners": (gemm_a2a, {"exchanged": "sm_push"}),
+    "slices": (a2a_gemm, {"exchanged": "sm_push"}),
+    "slices by engines": (a2a_gemm, {"exchanged": "ce_push"}),
 }
 
 
@@ -114,6 +142,9 @@ def run(placed, plan: Plan, nodes: tuple[int, ...]) -> None:
         "relay",
         "carried",
         "relayed",
+        "to owners",
+        "slices",
+        "slices by engines",
         pytest.param("gemm_rs", marks=pytest.mark.slow),
     ],
 )
@@ -149,4 +180,9 @@ EXPECTED = {
     "carried": {},
     "relayed": {"after(main, relay)": RECORDINGS},
     "gemm_rs": {},
+    "to owners": {},
+    "slices": {},
+    "slices by engines": {
+        "after(main, copy)": "who writes y next needs the join, or a recording: here is neither"
+    },
 }

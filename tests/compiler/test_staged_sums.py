@@ -42,8 +42,8 @@ SMALL = (16, 16, 16)
 STAGED = {"scattered": "ce_push"}
 
 
-def of(*sizes) -> Tensor:
-    return Tensor("float32", sizes[:-1], sizes[-1])
+def of(*sizes, dtype: str = "float32") -> Tensor:
+    return Tensor(dtype, sizes[:-1], sizes[-1])
 
 
 def gemm_rs(k: int, n: int, chunks: int = 1) -> Compiled:
@@ -78,10 +78,10 @@ def one_call(world, compiled: Compiled, m: int, seed: int, whole=None) -> None:
         for name, one in whole.items()
     ]
     got = compiled(*parts, world=world, **sizes)
-    (want,) = libraries.reference(traced, whole)
-    want = of_rank(traced.task(traced.results[0]).type, want, sizes, world.rank, world.num_ranks)
+    (want,), kind = libraries.reference(traced, whole), traced.task(traced.results[0]).type
+    want = of_rank(kind, want, sizes, world.rank, world.num_ranks)
     assert got.shape == want.shape
-    if not (got - want).norm() <= tolerance("float32", 256) * max(float(want.norm()), 1e-6):
+    if not (got - want).norm() <= tolerance(kind.dtype, 256) * max(float(want.norm()), 1e-6):
         raise WrongAnswer
 
 

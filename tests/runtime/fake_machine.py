@@ -199,6 +199,9 @@ class WritingBackend(FakeBackend):
             copy=lambda dst, src, nbytes, stream: self.log.append(
                 ("copy", dst, src, nbytes, stream)
             ),
+            copy_rows=lambda dst, src, extent, pitches, stream: self.log.append(
+                ("copy", dst, src, (*extent, *pitches), stream)
+            ),
             take_token=lambda word, stream: self.log.append(("token", word, stream)),
         )
 
@@ -209,7 +212,11 @@ class WritingBackend(FakeBackend):
         return self.entered[-1]
 
     def copy(self, dst: torch.Tensor, src: torch.Tensor) -> None:
-        place = dst.data_ptr(), src.data_ptr(), src.nbytes
+        size: Any = src.nbytes
+        if not (dst.is_contiguous() and src.is_contiguous()):
+            (rows, columns), each = src.shape, src.element_size()
+            size = rows, columns * each, dst.stride(0) * each, src.stride(0) * each
+        place = dst.data_ptr(), src.data_ptr(), size
         self.log.append(("copy", *place, self.current_stream().handle))
 
     copy_word = copy

@@ -34,6 +34,7 @@ from weft.compiler import (
     Times,
     all_gather,
     all_reduce,
+    all_to_all,
     decode_attention,
     kv_append,
     program,
@@ -92,6 +93,12 @@ def engines(engine: str) -> Any:
     return mlp.options(lowering="overlapped", settings=settings)
 
 
+@program(mesh="tp", x=_of("m", K, Shard(0)), w=_of(K, 2 * N), y=_of("m", K, Shard(1)))
+def exchanges(x, w, y):
+    """Columns that leave, columns that arrive."""
+    return all_to_all(x @ w), all_to_all(y, dim=0) @ w
+
+
 def normed() -> Any:
     """The program of an operator whose rows are normed before they travel."""
     of = PROGRAM.program_of("bfloat16", (("k", K), ("n", N)), RANKS, ())
@@ -113,6 +120,8 @@ CASES = {
     "reduced": ("all_reduce", None, (1, 7, 64)),
     "a program by SMs": (engines("sm_push"), None, (500, 512)),
     "a program by engines": (engines("ce_push"), None, (512,)),
+    "columns of all ranks": (exchanges.options(settings=Settings(engines={
+        "exchanged": "sm_push", "exchanged_2": "ce_push"})), None, (500, 512)),
     "a norm of rows that are gathered": (normed(), None, (1, 500, 512)),
     "a persistent program": (mlp.options(lowering="persistent"), None, (16,)),
     "a program, weights as [n, k]": (engines("sm_push"), None, (500,)),
@@ -217,7 +226,8 @@ def called(what: Any, config: Any, world: Any, tensors: list[torch.Tensor], m: i
 
 
 QUICK = ("gathered by SMs", "gathered by packets", "summed by engines", "reduced",
-         "a program by engines", "a norm of rows that are gathered", "a persistent program",
+         "a program by engines", "columns of all ranks", "a norm of rows that are gathered",
+         "a persistent program",
          "reduced on AMD")  # fmt: skip
 
 

@@ -18,7 +18,7 @@ from weft.compiler.lower.kernels import refusal
 from weft.compiler.passes.tile import tile
 from weft.ir import task_rules
 from weft.ir.device import Launch, Plan
-from weft.ir.task import Program, is_staged
+from weft.ir.task import TRAVELLING, Program, arrives, is_staged
 
 LOWERINGS = ("overlapped", "unfused", "persistent")
 # Shapes that a rank remembers calls of.
@@ -302,9 +302,9 @@ def _that_runs(program: Program, facts: Facts, settings: Settings) -> pipeline.S
 def _hidden_by(program: Program, launch: Launch) -> str:
     """The collective for whose sake a kernel is fused."""
     for one in program.of_kernel(launch.kernel):
-        if one.kind in ("reduce_scatter", "all_reduce"):
+        if one.kind in TRAVELLING:
             return one.name
         for source in map(program.task, one.operands):
-            if source.kind == "all_gather" and source.engine:
+            if arrives(source) and source.engine:
                 return source.name
     raise AssertionError(f"{launch.kernel} hides no collective")

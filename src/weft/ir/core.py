@@ -44,9 +44,10 @@ SORTS = (
 # Static: affine, of rows of these params. Tables: filled on the device.
 MAPPINGS = ("static", "tables")
 # What a tile is cut from: all rows; each rank's part of them; all rows, which each rank has; what
-# this rank has, whatever others have; by tables each expert's slots.
+# this rank has, whatever others have; its own rows, of each of which every rank sends some
+# columns; by tables each expert's slots.
 CUTS = {"whole": "static", "part": "static", "each": "static", "own": "static",
-        "experts": "tables"}  # fmt: skip
+        "slices": "static", "experts": "tables"}  # fmt: skip
 
 # What each hook may hold beside computing, and why no more.
 HOOKS = {
@@ -72,6 +73,7 @@ FUNCTIONS = {
     "gather": ("order", ("mapping",)),
     "scatter": ("order", ("mapping",)),
     "part_by_part": ("order", ("mapping",)),
+    "exchange": ("order", ("mapping",)),  # own rows, of which each rank owns some columns
     "split_k": ("order", ()),  # all tiles, with one split of what they sum over at a time
     # The same node by node, where ranks lie on several.
     "hierarchical_gather": ("order", ("mapping",)),
@@ -92,12 +94,16 @@ FUNCTIONS = {
     "choices": ("ready", ("operand", "tables", "count", "mapping")),
     # Of the rows of all ranks those of one channel at a time, own ones first.
     "channels": ("segments", ("mapping",)),
-    # The next of them, of the left or of the right operand, and as many of the other one.
+    # Of own rows the columns that one rank has, own ones first; and the next of them.
+    "slices": ("segments", ()),
+    "slice_or_own": ("ready", ("operand", "operand", "mapping")),
+    # The next channel, of the left or of the right operand, and as many of the other one.
     "left_channel": ("ready", ("operand", "operand", "operand", "mapping")),
     "right_channel": ("ready", ("operand", "operand", "operand", "mapping")),
     "rows_of": ("ready", ("operand",)),
     "rows_or_own": ("ready", ("operand", "operand", "mapping")),
     "read_owned": ("ready", ("operand", "mapping")),
+    "read_for_owner": ("ready", ("operand", "mapping")),  # own rows, by an owner's columns
     "add_partials": ("combine", ("pointer", "mapping")),
     "add_relayed": ("combine", ("pointer", "mapping")),  # near shares, other nodes' sums
     "add_staged": ("combine", ("pointer", "mapping")),  # as they lie that engines have carried
@@ -120,6 +126,7 @@ FUNCTIONS = {
     "send_to_all": ("emit", ("pointer", "mapping")),  # as spread
     "count": ("announce", ("signals", "mapping")),  # the tiles of a chunk that are stored
     "unpack": ("collect", ("pointer", "pointer", "mapping")),
+    "unpack_from": ("collect", ("pointer", "pointer", "mapping")),  # another rank's own rows
     # Of whole rows: before they are sent, by who sums them; behind that by every rank.
     **{
         f"{kind}_rows": (
@@ -164,6 +171,7 @@ ARRIVALS = {
     "rows_or_own": (0, "tile"),
     "left_channel": (0, "segment"),
     "right_channel": (0, "segment"),
+    "slice_or_own": (0, "slice"),
     "scale_rows": (0, "tile"),
     "scale_blocks": (0, "tile"),
     "rows_by_token": (0, "sources"),
@@ -171,6 +179,7 @@ ARRIVALS = {
     "add_relayed": (0, "relayed"),
     "add_staged": (0, "chunk"),
     "unpack": (0, "tile"),
+    "unpack_from": (0, "tile"),
     "load_rows": (0, "tile"),
 }
 # Function -> which of its arguments it writes for others, and whom the notify behind it reaches.
@@ -234,11 +243,12 @@ def _is_power(extent: int) -> bool:
     return not extent & extent - 1
 
 
-# Which flags of a channel: those of the tile's rows; that of the rows which it sums over next; all;
+# Which flags of a channel: those of the tile's rows; that of the rows which it sums over next;
+# those of its rows of the next slice; all;
 # the tile's, of every other rank, or its chunk's. By tables: those of the ranks whose rows the tile
 # has.
 # "relayed": of near ranks and of who adds up for this one on other nodes.
-FLAGS = ("tile", "segment", "all", "others", "relayed", "chunk", "sources")
+FLAGS = ("tile", "segment", "slice", "all", "others", "relayed", "chunk", "sources")
 # Whom a signal reaches: whose rows the tile has; every rank; each rank, when it has own rows. When
 # the last tile of a chunk is stored, which is counted: this rank alone; its copy engine's stream,
 # by a token that this takes.

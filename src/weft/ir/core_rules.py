@@ -117,7 +117,7 @@ def _template(kernel: Kernel) -> Iterator[tuple[str, Place]]:
     if any(one.function.startswith("spread") for one in kernel.of(Hook)):
         needed = (*needed, "collect")  # what owners hand to all
     cuts = {one.cuts for one in kernel.of(Mapping)}
-    if message := wrong_tile(template.function, template.tile, is_static=cuts <= {"whole", "part"}):
+    if message := wrong_tile(template.function, template.tile, is_static="experts" not in cuts):
         yield f"template {template.function} has tile={template.tile}; {message}", template.place
     given = Counter(hook.slot for hook in kernel.of(Hook))
     if missing := [slot for slot in needed if not given[slot]]:
@@ -305,7 +305,7 @@ def _reads(kernel: Kernel) -> Iterator[tuple[str, Place]]:
 
 
 # What reads own rows where they lie from the start.
-READ_IN_PLACE = ("rows_or_own", "left_channel", "right_channel")
+READ_IN_PLACE = ("rows_or_own", "left_channel", "right_channel", "slice_or_own")
 
 
 def _is_awaited(kernel: Kernel, hook: Hook, signals: Param, flags: str) -> bool:

@@ -150,6 +150,8 @@ class Copy:
     """A copy engine moves each rank's rows, chunk by chunk, announcing each on `announces`.
 
     side=push: from own `source` to every peer's `target`;
+    side=parts: of own `source`, which has all ranks' rows, each peer's into that one's `target`,
+    where each rank's are some columns;
     side=owner: of own `source` each peer's part into that one's `target`, where it lies by source.
     Each chunk waits for its token of `awaits`, if there are any: the stream does, and no SM.
     """
@@ -272,6 +274,8 @@ def accesses(step: Step) -> list[Access]:
     if isinstance(step, Copy):
         if step.side == "owner":
             return [Access(step.source, False), Access(step.target, True, True)]
+        if step.side == "parts":
+            return [Access(step.source, False), Access(step.target, True, True, "others")]
         return [Access(step.source, False, rows="own"), Access(step.target, True, True, "others")]
     if isinstance(step, Call | Launch):
         to = _pushed_rows(step)

@@ -83,7 +83,7 @@ def _fields(plan: Plan) -> Iterator[tuple[str, Place]]:
                 yield f"channel {channel.name} has {message}", channel.place
         yield from _spelled(channel, f"channel {channel.name}", _CHANNEL_WORDS)
     for copy in plan.of(Copy):
-        yield from _spelled(copy, f"copy of {copy.source}", {"side": ("push", "owner")})
+        yield from _spelled(copy, f"copy of {copy.source}", {"side": ("push", "owner", "parts")})
     for launch in plan.of(Launch):
         yield from _spelled(launch, f"launch of {launch.kernel}", _LAUNCH_WORDS)
         if min((*launch.tile, launch.split_k)) < 1 or launch.spare < 0:

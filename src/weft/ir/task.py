@@ -46,8 +46,11 @@ ENGINES = {
     "all_gather": ("ce_push", "sm_push", "relay", "sm_put", "feed", "pushers", "one_shot_ll"),
     "reduce_scatter": ("sm_push", "relay", "sm_put", "ce_push"),
     "all_reduce": ("sm_push", "relay", "sm_put", "one_shot_ll", "two_shot_ll"),
+    "all_to_all": ("sm_push", "ce_push"),
 }
 LL = ("one_shot_ll", "two_shot_ll")
+# Collectives that may end a product's kernel: its tiles travel while others are multiplied.
+TRAVELLING = ("reduce_scatter", "all_reduce", "all_to_all")
 # What brings gathered rows within the product's own launch: communication CTAs, of rows that tables
 # say or of all; or packets.
 INSIDE = ("feed", "pushers", "one_shot_ll")
@@ -130,10 +133,10 @@ class Program(HashedOnce):
         return tuple(task for task in self.tasks if name in task.operands)
 
     def gathers(self, product: Task) -> tuple[Task, ...]:
-        """The gathers, by kernels, whose rows a product reads."""
+        """What brings rows that a product reads as they arrive."""
         places = GATHERED.get(product.kind, ())
         sources = (self.task(product.operands[place]) for place in places)
-        return tuple(one for one in sources if one.kind == "all_gather" and one.kernel)
+        return tuple(one for one in sources if arrives(one) and one.kernel)
 
     def task(self, name: str) -> Task:
         return next(task for task in self.tasks if task.name == name)
@@ -172,6 +175,11 @@ def _in_pieces(
             yield tuple(map(changed, wanted)), changed(result)
     if task.kind == "columns" and pieces.dim == 1 and task.between in pieces.bounds:
         yield (pieces,), Shard(1)
+
+
+def arrives(task: Task) -> bool:
+    """Does it bring a product its rows: all ranks', or own ones of which each rank has columns?"""
+    return task.kind == "all_gather" or (task.kind == "all_to_all" and task.dim == 0)
 
 
 def is_staged(task: Task) -> bool:

@@ -17,6 +17,7 @@ from weft.ir.task import (
     Program,
     Task,
     are_alike,
+    arrives,
     cycle_of,
     is_staged,
     needs_of,
@@ -156,7 +157,7 @@ def _planned(program: Program) -> Iterator[tuple[str, Place]]:
             yield from _carried(program, task)
     for name in program.kernels:
         chief = program.chief(name)
-        if chief.kind != "all_gather" and not (chief.order and chief.programs):
+        if not arrives(chief) and not (chief.order and chief.programs):
             message = f"{name} has order={chief.order}, programs={chief.programs}"
             yield f"{message}: passes swizzle and partition give both", chief.place
 

@@ -21,7 +21,7 @@ from weft.layers.norm import ParallelNorm
 from weft.layers.pipeline import Pipeline
 from weft.layers.ring import ring_attention
 from weft.layers.stages import bubble
-from weft.layers.ulysses import ulysses_attention
+from weft.layers.ulysses import UlyssesAttention, ulysses_attention
 from weft.layers.zigzag import zigzag_join, zigzag_positions, zigzag_split
 
 __all__ = [
@@ -37,6 +37,7 @@ __all__ = [
     "ParallelNorm",
     "Pipeline",
     "RowParallelLinear",
+    "UlyssesAttention",
     "alone",
     "bubble",
     "ring_attention",

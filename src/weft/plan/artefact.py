@@ -24,7 +24,9 @@ from weft.base.providers import provider
 from weft.base.target import Target, parse_target
 from weft.base.versions import version_of
 from weft.compiler import Compiled, Settings
-from weft.ir.task import ENGINES
+from weft.compiler.passes.attend import attend
+from weft.compiler.passes.engines import pairs
+from weft.compiler.passes.fuse import fuse
 from weft.language import triton_api
 from weft.language.triton_api import LeftOut
 from weft.language.world_arg import language_version
@@ -193,7 +195,8 @@ def _ways(op: Op, problem: Any, target: Target, config: Any) -> Iterator[Run]:
     yield described.run
     if op.problem is program_cards.Problem:
         placed = problem.compiled.stages.tasks["place"]
-        engines = {task.name: "sm_push" for task in placed.tasks if task.kind in ENGINES}
+        hidden = (one.name for one, _ in pairs(fuse(attend(placed))))
+        engines = dict.fromkeys(hidden, "sm_push")
         fused = problem.compiled.options(
             lowering=program_cards.OVERLAPPED, settings=Settings(engines=engines)
         )

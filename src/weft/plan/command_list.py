@@ -99,13 +99,19 @@ class CommandList(Commands):
         return True
 
     def move(self, stream: str, dst: torch.Tensor, src: torch.Tensor | None, is_word: bool) -> bool:
-        """A `transfers.Move`; False where it cannot be kept: rows that do not lie one behind the
-        other."""
+        """A `transfers.Move`; False where it cannot be kept: neither in one piece nor rows of
+        elements side by side."""
         to = self.find(dst.data_ptr())
         if src is None:
             self.take_token(stream, to)
             return True
-        if not (dst.is_contiguous() and src.is_contiguous()):
+        source = self.find(src.data_ptr())
+        if dst.is_contiguous() and src.is_contiguous():
+            self.copy(stream, to, source, src.nbytes)
+            return True
+        if src.dim() != 2 or (dst.stride(1), src.stride(1)) != (1, 1):
             return False
-        self.copy(stream, to, self.find(src.data_ptr()), src.nbytes)
+        size, (rows, columns) = src.element_size(), src.shape
+        pitches = dst.stride(0) * size, src.stride(0) * size
+        self.copy_rows(stream, to, source, (rows, columns * size), pitches)
         return True

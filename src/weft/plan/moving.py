@@ -93,6 +93,38 @@ def push(source, target, words, slot, split, columns, takes, world, by_node: tl.
 
 
 @triton.jit
+def push_parts(source, target, words, slot, split, columns, takes, world, width: tl.constexpr,
+               height: tl.constexpr):  # fmt: skip
+    """A program for each chunk and rank: that rank's rows of own columns -> its slot, among other
+    ranks' columns; then its word there. Of own rows the word alone: they are read in place.
+
+    height x width elements at a time
+    """
+    e = slots.slot_epoch(slot)
+    if takes:
+        slots.slot_wait_free(world, slot, e)
+    rank, num_ranks = wl.rank(world).to(tl.int32), world.num_ranks
+    unit = tl.program_id(0)
+    chunk = unit // num_ranks
+    to = (rank + num_ranks - unit % num_ranks) % num_ranks
+    if to != rank:
+        first, end = mapping.rows_of_rank(to, split)
+        begin = min(first + chunk * split.chunk_rows, end)
+        end = min(begin + split.chunk_rows, end)
+        stride = tl.cast(columns, tl.int64) * num_ranks
+        there = target + rank * columns - first * stride
+        for row in range(begin, end, height):
+            i = row + tl.arange(0, height)
+            for column in range(0, columns, width):
+                j = column + tl.arange(0, width)
+                mask = (i < end)[:, None] & (j < columns)[None, :]
+                value = tl.load(source + i.to(tl.int64)[:, None] * columns + j[None, :], mask=mask)
+                wl.put(world, there + i[:, None] * stride + j[None, :], value, to=to, mask=mask)
+    if num_ranks > 1:  # one alone waits for nobody
+        wl.notify(world, words + rank * split.chunks + chunk, e, to=to, op=wl.SignalOp.SET)
+
+
+@triton.jit
 def wait_all(words, num_words, slot, world):
     """One program: wait until every rank has announced all that it has, be it nothing."""
     wl.wait(words, slots.slot_epoch(slot), num_words, world=world)

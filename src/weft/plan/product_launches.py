@@ -50,17 +50,26 @@ class Product(KernelLaunch):
         product = next(one for one in launch.body if one.kind == "matmul")
         left, right = product.operands
         self.left, self.right, self.scaling = left, right, product.scaling
+        (mapping,) = kernel.of(core.Mapping)
         (self.m, self.k), self.n = plan.shape(left), plan.shape(right)[1]
+        # Of the columns of each of its own rows a rank has as many as any other one in the end.
+        self.is_exchange = launch.order == "exchange"
         # An input may lie otherwise than what kernels store, and padded.
         lies = layouts.rows_of(tensors[right]) if right in tensors else None
         self.b_is_nk, self.stride_b = lies or layouts.Rows(False, self.n)
+        if self.is_exchange:
+            self.m, self.n = plan.shape(launch.writes[0])
         self.itemsize, out_itemsize = (
             getattr(torch, plan.buffers[name].dtype).itemsize for name in (left, launch.writes[0])
         )
         # The generic variant has a power of two of columns.
         self.plain_tile = (self.tile[0], multiply_sm90.wide_columns(self.tile[1]), self.tile[2])
-        (mapping,) = kernel.of(core.Mapping)
-        self.is_whole = mapping.cuts == "whole"
+        # Where k comes in slices it is that of one, and m this rank's own rows.
+        self.is_sliced = mapping.cuts == "slices"
+        self.stride_a = self.k
+        if self.is_sliced:
+            self.k //= plan.world.num_ranks
+        self.is_whole = mapping.cuts == "whole" or self.is_sliced
         # Of a part's columns, where engines carry them.
         tokens = [plan.channels[one] for one in launch.announces
                   if plan.channels[one].to == "engine"]  # fmt: skip
@@ -68,6 +77,8 @@ class Product(KernelLaunch):
         target, extents = plan.world.target, max(self.plain_tile)
         can_use_tma = launches.can_use_tma(self, self.itemsize, target, out_itemsize)
         self.tma = can_use_tma and extents <= blocking.TMA_EXTENT
+        if self.is_sliced:
+            self.tma = self.tma and self.k % self.tile[2] == 0
         # The chunks of own rows that its communication CTAs store on each rank, if it has any.
         self.pushed = sum(plan.channels[name].chunks for name in launch.announces
                           if left in launch.pushes)  # fmt: skip
@@ -91,6 +102,8 @@ class Product(KernelLaunch):
 
     @property
     def _rank_rows(self) -> int:
+        if self.is_sliced:
+            return max(1, self.m)
         return max(1, full_part(self.m, self.world.num_ranks))
 
     def _usual(self, nodes: tuple[int, ...]) -> Schedule:
@@ -137,7 +150,8 @@ class Product(KernelLaunch):
         ) if self.is_whole else None  # fmt: skip
         # A relay takes other nodes' tiles in an order of its own: own ones, which wait for relays,
         # come behind all of them, or two ranks' programs could wait for each other.
-        last = tiles if self.is_relayed else one.last
+        # Those of own columns nobody waits for.
+        last = tiles if self.is_relayed or self.is_exchange else one.last
         self.parts = launches.parts_of(
             self, self._rank_rows, ranks, (tile_m, tile_n), self.is_sm90, grid, last,
             self.schedule.group_m, max(1, self.chunks),
@@ -149,7 +163,8 @@ class Product(KernelLaunch):
         self, bound: Mapping[str, torch.Tensor], words: Mapping[str, torch.Tensor], slot: Any,
         split: Any,
     ) -> Start:  # fmt: skip
-        shape = launches.shape_of(self)._replace(stride_b=self.stride_b)
+        shape = launches.shape_of(self)
+        shape = shape._replace(stride_a=self.stride_a, stride_b=self.stride_b)
         aligned = all(bound[self._home(name)].data_ptr() % 16 == 0 for name in self._operands)
         # Of one rank's weight alone: the protocol between ranks must not depend on it.
         aligned = aligned and self.stride_b * self.itemsize % blocking.TMA_BYTES == 0
@@ -226,6 +241,8 @@ class Product(KernelLaunch):
         result = self.launch.writes[0]
         if one.name == f"own_{result}":
             tensor = tensor[slice(*part_of(self.m, self.world.rank, self.world.num_ranks))]
+        if self.is_sliced and one.name == self.left:
+            tensor = tensor[: self.m]  # no others are sent
         is_pointer = one.sort == "pointer" or signature.leaves_by_pointers(self.kernel, one)
         if not tma or (is_pointer and not (is_sm90 and one.sort == "operand")):
             return tensor
@@ -241,6 +258,7 @@ class Product(KernelLaunch):
             # Without rows there is no address to describe, and no tile is read or stored.
             tensor = next(bound[name] for name in self._spares(is_result) if bound[name].numel())
             tensor = tensor.view(-1, tensor.shape[-1])
+            tensor = tensor if tensor.stride(1) == 1 else tensor.t()
         if not is_result:
             return describe(tensor, (tile_m, tile_k))
         chunk = launches.chunk_of(tile_m, tile_n, self.itemsize) if is_sm90 else (tile_m, tile_n)
@@ -248,4 +266,6 @@ class Product(KernelLaunch):
 
     def _spares(self, is_result: bool) -> tuple[str, ...]:
         """Buffers as wide as an operand that may have no rows here."""
-        return (*self.launch.pushes, *self.launch.writes[1:]) if is_result else (self.left,)
+        # A rank without rows among others that have some: of its operands another one.
+        beside = (*self.launch.pushes, *self.launch.writes[1:]) if is_result else ()
+        return (*beside, self.left, self.right)

@@ -24,7 +24,7 @@ BLOCK, STAGE_BYTES = 8192, 1 << 18
 WARPS = 8
 # Elements of a tile that a relay sums at once.
 SUMMED = 4096
-MOVES = ("stage", "edges", "all_gather", "push_scales", RELAY)
+MOVES = ("stage", "edges", "all_gather", "all_to_all", "push_scales", RELAY)
 
 Tensors = Mapping[str, torch.Tensor]
 
@@ -77,7 +77,8 @@ class Starts:
         for name in step.awaits:
             channel = self.sized.channels[name]
             # Of sums each tile waits for all, be they of no rows.
-            if name in self.memory.axes and channel.to == "all" and _has_chunks(channel):
+            is_of_rows = channel.to == "all" or (channel.own and self.world.num_ranks > 1)
+            if name in self.memory.axes and is_of_rows and _has_chunks(channel):
                 split, words = self.sized.split(channel), self.memory.signals_of(slot, name)
                 if not columns or split.rank_rows * (self.world.num_ranks - 1) >= split.rows:
                     given = (words, words.numel(), slot.arg, self.world.arg)
@@ -126,7 +127,7 @@ class Starts:
                 f"{step.kernel}: awaits={step.awaits}; a relay waits for what it announces",
                 place=step.place,
             )
-        if kind in ("all_gather", RELAY):
+        if kind in ("all_gather", "all_to_all", RELAY):
             (channel,) = step.announces
             split = self.sized.split(self.sized.channels[channel])
             function, programs = moving.push, self.world.num_ranks * split.chunks
@@ -141,6 +142,10 @@ class Starts:
             function, programs = relay.relay_chunks, min(resident, split.chunks)
         if kind == "edges":
             function = moving.edges
+        if kind == "all_to_all":
+            width = min(BLOCK, 1 << max(0, columns - 1).bit_length())
+            given = (*given, width, BLOCK // width)
+            return Start(moving.push_parts, (programs, 1, 1), given, {"num_warps": WARPS})
         if kind in ("edges", RELAY):
             given = (*given, self._tile_rows(target))
         if kind == "all_gather":

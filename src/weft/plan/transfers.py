@@ -71,6 +71,8 @@ class Transfers:
     def moves(self, step: Copy, bound: Mapping[str, torch.Tensor], slot: Any) -> Iterator[Move]:
         if step.side == "push":
             return self._pushes(step, bound, slot)
+        if step.side == "parts":
+            return self._parts(step, bound, slot)
         return self._to_owners(step, bound, slot)
 
     def _pushes(self, step: Copy, bound: Mapping[str, torch.Tensor], slot: Any) -> Iterator[Move]:
@@ -79,6 +81,30 @@ class Transfers:
         rank, ranks = self.world.rank, self.world.num_ranks
         behind = [(rank - hop) % ranks for hop in range(1, ranks)]
         return pushes(self.world, behind, [(bound[step.source], bound[step.target])], words, split)
+
+    def _parts(self, step: Copy, bound: Mapping[str, torch.Tensor], slot: Any) -> Iterator[Move]:
+        """Each peer's rows of own columns to it, the first chunk to all before the second; behind
+        each its word, which this rank has set to e.
+
+        Shapes  source: all ranks' rows; target: rows of a rank, columns by source; signals by
+                source and chunk
+        """
+        split = self.sized.split(self.sized.channels[step.announces])
+        words = self.memory.signals_of(slot, step.announces)
+        source, target = bound[step.source], bound[step.target]
+        rank, ranks, world = self.world.rank, self.world.num_ranks, self.world
+        columns = slice(rank * source.shape[1], (rank + 1) * source.shape[1])
+        for chunk in range(split.chunks):
+            for hop in range(1, ranks):
+                peer = (rank - hop) % ranks
+                begin, end = rows_of_rank(peer, split)
+                first = min(begin + chunk * split.chunk_rows, end)
+                last = min(first + split.chunk_rows, end)
+                if last > first:
+                    there = world.peer(target, peer)[first - begin : last - begin, columns]
+                    yield Move(there, source[first:last])
+                word = slice(rank * split.chunks + chunk, rank * split.chunks + chunk + 1)
+                yield Move(world.peer(words, peer)[word], words[word], is_word=True)
 
     def _to_owners(
         self, step: Copy, bound: Mapping[str, torch.Tensor], slot: Any

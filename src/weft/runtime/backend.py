@@ -60,6 +60,14 @@ class ByAddress(Protocol):
     def copy(self, dst: int, src: int, nbytes: int, stream: int) -> None:
         """As `Backend.copy`, of contiguous bytes."""
 
+    def copy_rows(
+        self, dst: int, src: int, extent: Sequence[int], pitches: Sequence[int], stream: int
+    ) -> None:
+        """The same of rows that do not lie one behind the other.
+
+        Shapes  extent: rows, bytes of each; pitches: bytes from row to row, there and here
+        """
+
     def take_token(self, word: int, stream: int) -> None:
         """As `Backend.take_token`."""
 

@@ -108,6 +108,9 @@ def _multiply_sm90(
     hooks.begin(launch)
     num_m = hooks.count(tile_m, launch)
     order_args = hooks.arrange(num_m, tile_m, launch)
+    slices = None
+    if hooks.segments is not None:
+        slices = hooks.segments(0, launch)
     gemm_sm90.gemm(
         hooks.a(launch), hooks.b(launch), hooks.c(launch), given.shape, num_m,
         hooks.first(launch), given.num_programs,
@@ -118,6 +121,7 @@ def _multiply_sm90(
         scales_args=launch, per_block=hooks.per_block, late=hooks.late,
         early=0 if given.turns is None else given.turns.head * gl.cdiv(given.shape.n, tile_n),
         first_wave=1 if given.turns is None else given.turns.first_wave, by_index=hooks.by_index,
+        slices=slices,
     )  # fmt: skip
     collect(num_m, order_args, tile_m, tile_n, given, launch, hooks)
     hooks.end(launch)

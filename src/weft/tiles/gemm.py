@@ -28,7 +28,8 @@ come in parts (gradients of weights), a tile asks for one part after the other:
     ready(at, segment, tile, args) -> Contracted   rows of both operands, once they may be read
 
 and adds them up in this order. B is then what `ready` says, `shape.k` is not looked at, and the
-operands' rows are `stride_a` and `stride_b` apart.
+operands' rows are `stride_a` and `stride_b` apart. Where it is columns of A and rows of B that come
+in parts, all alike, `ready` gives a Slice, and `shape.k` is what a part has of them.
 
 Hooks have one source for this template and the one for Hopper: the fragment, here a whole tile,
 and `cells` (fragments.Cells) come from the template, index tensors from tiles/fragments.py.
@@ -128,6 +129,27 @@ class Sliced(NamedTuple):
     slice: Any
 
 
+class Shifted(NamedTuple):
+    """As `Rows`, times columns of B of which the first lies in column `before`."""
+
+    source: Any
+    first: Any
+    end: Any
+    before: Any
+
+
+class Slice(NamedTuple):
+    """As `Rows`, of shape.k columns of A: in `source`, whose rows are `stride` apart, those from
+    `column` on; with them go the rows of B from `above` on. By TMA of whole tile.k alone."""
+
+    source: Any
+    first: Any
+    end: Any
+    column: Any
+    stride: Any
+    above: Any
+
+
 class Contracted(NamedTuple):
     """`rows` rows of both operands, from row `left_first` of `left` and `right_first` of `right`
     on, to be summed over. `tile.is_k_even` promises that tile.k divides them."""
@@ -190,6 +212,16 @@ def is_indexed(rows, _semantic=None):
 @api.builtin
 def is_sliced(rows, _semantic=None):
     return api.constexpr(api.tuple_fields(rows) in (Indexed._fields, Sliced._fields))
+
+
+@api.builtin
+def is_shifted(rows, _semantic=None):
+    return api.constexpr(api.tuple_fields(rows) == Shifted._fields)
+
+
+@api.builtin
+def is_slice(rows, _semantic=None):
+    return api.constexpr(api.tuple_fields(rows) == Slice._fields)
 
 
 @triton.jit
@@ -280,7 +312,10 @@ def one_tile(
             pair = ready(at, segment, tile, ready_args)
             if traced is not None:
                 waited += wl.timestamp()
-            value = contract(pair, at, shape, tile, value)
+            if is_slice(pair):
+                value = add_slice(pair, b, at.i_n, shape, tile, value)
+            else:
+                value = contract(pair, at, shape, tile, value)
         if traced is not None:
             tile_trace.open_record(traced, unit, at, start, waited)
     else:
@@ -314,11 +349,40 @@ def multiply(rows, b, i_n, shape, tile):
     column = i_n * tile.n
     if is_sliced(rows):
         b = slice_of(rows, b, shape, tile)
+    if is_shifted(rows):
+        if tile.tma:
+            column += rows.before
+        elif tile.b_is_nk:
+            b += rows.before.to(tl.int64) * shape.stride_b
+        else:
+            b += rows.before
     if is_indexed(rows):
         rows = located(rows, tile)
     for at_k in range(0, shape.k, tile.k):
         left = load_a(rows, at_k, shape, tile)
         right = load_b(b, column, at_k, shape, tile)
+        value = add_product(left, right, value)
+    return value
+
+
+@triton.jit
+def add_slice(rows, b, i_n, shape, tile, value):
+    """`value` plus a slice's columns of A times its rows of B. rows: Slice"""
+    a, before, above = rows.source, rows.column, rows.above
+    if tile.tma:
+        tl.static_assert(tile.is_k_even, "TMA knows no end of a slice but the tensor's")
+    else:  # the end of the slice is where that of k is
+        a += before
+        if tile.b_is_nk:
+            b += above
+        else:
+            b += above.to(tl.int64) * shape.stride_b
+        before, above = 0, 0
+    part = Rows(source=a, first=rows.first, end=rows.end)
+    lies = Shape(shape.m, shape.n, shape.k, rows.stride, shape.stride_b, shape.stride_c)
+    for at_k in range(0, shape.k, tile.k):
+        left = load_a(part, before + at_k, lies, tile)
+        right = load_b(b, i_n * tile.n, above + at_k, shape, tile)
         value = add_product(left, right, value)
     return value
 

@@ -52,7 +52,6 @@ from typing import Any, NamedTuple
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.ampere import async_copy
 from triton.experimental.gluon.language.nvidia.hopper import (
     mbarrier,
     tma,
@@ -63,7 +62,7 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 import weft.language as wl
 from weft.base.errors import ConfigError
 from weft.base.target import Target
-from weft.tiles import fragments, tile_scheduler, tile_trace
+from weft.tiles import tile_scheduler, tile_trace
 from weft.tiles.blocking import Blocking
 from weft.tiles.epilogue_sm90 import (
     Others,
@@ -72,12 +71,10 @@ from weft.tiles.epilogue_sm90 import (
     leave_sums,
     skip_rows,
 )
-from weft.tiles.gemm import Tile, is_indexed, is_sliced
+from weft.tiles.gemm import Tile
+from weft.tiles.load_sm90 import block_columns as block_columns
+from weft.tiles.load_sm90 import load_one_tile, pace_words, paces_of
 from weft.tiles.multiply_sm90 import multiply, multiply_promoted, wide_of
-
-# Triton 3.9 has other names for them than 3.7.
-load_tile = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared
-copy_rows = getattr(async_copy, "async_load", None) or async_copy.async_copy_global_to_shared
 
 # Rows of its tiles.
 TILE_M = gl.constexpr(128)
@@ -88,8 +85,6 @@ NUM_WARPS = 4
 # Registers of a thread: what a consumer needs for its sums, what a producer can do with.
 CONSUMER_REGISTERS = gl.constexpr(232)
 PRODUCER_REGISTERS = gl.constexpr(40)
-# Where many matrices are read, steps of k from one wait for all other programs to the next.
-PACE = gl.constexpr(32)
 # Where rows lie by index four warps copy them, 16 bytes a thread at a time.
 COPYING_THREADS = gl.constexpr(128)
 CONSUMERS_BESIDE_COPIES = gl.constexpr(216)
@@ -139,11 +134,6 @@ def chunk_rows(tile_m: int, tile_n: int, itemsize: int = 2) -> int:
 _rows_each = gluon.constexpr_function(chunk_rows)
 
 
-def block_columns(tile_n: int) -> int:
-    """Columns of the blocks in which TMA moves B: whole ones make up each product's."""
-    return tile_n & -tile_n
-
-
 @gluon.constexpr_function
 def chunk_columns(tile_n: int) -> int:
     """Columns of a tile's result that are stored at once; kernels ask for them too."""
@@ -153,9 +143,6 @@ def chunk_columns(tile_n: int) -> int:
 def chunk_of(tile_m: int, tile_n: int, itemsize: int = 2) -> tuple[int, int]:
     """Rows and columns of the chunks that `emit` is given."""
     return chunk_rows(tile_m, tile_n, itemsize), chunk_columns(tile_n)
-
-
-_block_columns = gluon.constexpr_function(block_columns)
 
 
 @gluon.jit
@@ -193,13 +180,15 @@ def gemm(
     early=0,
     first_wave=1,
     by_index: gl.constexpr = False,
+    slices=None,
 ):
     """Multiply this program's share of the tiles; a kernel of NUM_WARPS warps calls it.
 
     `num_m` counts rows of tiles; `first` of `step` is this program's place. `a_block` and
     `c_block` are descriptors whose blocks have the form in which `ready`'s sources are read and
     `emit` is given chunks, or pointers to their elements: A's where rows are read `by_index`.
-    `shared` is a Shared. The first `early` tiles have `first_wave` programs each.
+    `shared` is a Shared. The first `early` tiles have `first_wave` programs each. Where k comes in
+    `slices`, each of shape.k, `ready` is asked for one after the other.
 
     Sync    what the hooks do; programs that share a tile wait for each other
     """
@@ -227,9 +216,10 @@ def gemm(
         mbarrier.init(full.index(i), count=1 + by_index * COPYING_THREADS)
     for i in gl.static_range(2):
         mbarrier.init(turns.index(i), count=1)
-    waves = tile_scheduler.split_waves(
-        num_m, shape.n, shape.k, tile_n, tile_k, step, early, first_wave
-    )
+    k = shape.k
+    if slices is not None:  # each in whole steps
+        k = slices * gl.cdiv(k, tile_k) * tile_k
+    waves = tile_scheduler.split_waves(num_m, shape.n, k, tile_n, tile_k, step, early, first_wave)
     gl.warp_specialize(
         [
             (
@@ -250,7 +240,7 @@ def gemm(
                 _produce,
                 (b, shape, operands_a, operands_b, empty, full, waves, first, step, shared,
                  by_index, order, order_args, ready, ready_args, done, done_args, tile_m,
-                 tile_n, tile_k, stages, b_is_nk, tile_trace.kept(shared)),
+                 tile_n, tile_k, stages, b_is_nk, tile_trace.kept(shared), slices is not None),
             ),
         ],
         [4, 4 if by_index else 1],
@@ -291,7 +281,7 @@ def _produce(
     b, shape, operands_a, operands_b, empty, full, waves, first, step, shared, paced: gl.constexpr,
     order: gl.constexpr, order_args, ready: gl.constexpr, ready_args, done: gl.constexpr, done_args,
     tile_m: gl.constexpr, tile_n: gl.constexpr, tile_k: gl.constexpr, stages: gl.constexpr,
-    b_is_nk: gl.constexpr, traced,
+    b_is_nk: gl.constexpr, traced, sliced: gl.constexpr,
 ):  # fmt: skip
     """Fill stage after stage with what the consumers multiply next."""
     filled = 0
@@ -299,7 +289,7 @@ def _produce(
     ends = tile_scheduler.end_unit(waves, step)
     if paced:
         if begins == 0:
-            _, before = _pace_words(shared, step)
+            _, before = pace_words(shared, step)
             gl.store(before, 0)  # its programs are over
     for unit in range(begins, ends, step):
         of = tile_scheduler.unit_of(unit, waves, step)
@@ -307,11 +297,11 @@ def _produce(
         filled = load_one_tile(
             at, of.begin, of.end, filled, b, shape, operands_a, operands_b, empty, full, ready,
             ready_args, tile_m, tile_n, tile_k, stages, b_is_nk, unit, unit < waves.whole,
-            shared if paced else None, step, traced,
+            shared if paced else None, step, traced, sliced,
         )  # fmt: skip
     if paced:
         # Whoever has no tile of the last round is waited for as well.
-        word, _ = _pace_words(shared, step)
+        word, _ = pace_words(shared, step)
         if begins + (waves.whole - 1) // step * step >= waves.whole:
             # weft: equivalent-mutant value+1 of atomic: waits end early, and no data is behind them
             wl.atomic_add(word, paces_of(waves.num_k), order=wl.Order.RELAXED,
@@ -322,109 +312,6 @@ def _produce(
             mbarrier.wait(empty.index(filled % stages), (filled // stages & 1) ^ 1)
             filled += 1
         done(done_args)
-
-
-@gluon.jit
-def _pace_words(shared, step):
-    """Of two words behind those of sums this call's; and the other, of the call before."""
-    words = shared.summed + 2 * step
-    return words + shared.e % 2, words + (shared.e + 1) % 2
-
-
-@gluon.jit
-def paces_of(num_k):
-    """How often programs wait for each other in a tile."""
-    return (num_k + PACE - 1) // PACE
-
-
-@gluon.jit
-def _keep_pace(shared, i, step):
-    """Wait until all programs have come as far as this one, which has waited i times before.
-
-    Nothing but time depends on it: programs that read one matrix, each all of it, find it in L2 as
-    long as they read it at once. Each is a little faster or slower than the others, tile by tile.
-    """
-    word, _ = _pace_words(shared, step)
-    # weft: equivalent-mutant value+1 of atomic: waits end early, and no data is behind them
-    wl.atomic_add(word, 1, order=wl.Order.RELAXED, scope=wl.Scope.DEVICE)
-    # weft: equivalent-mutant drop, value-1, count-1 of wait: no data is behind it
-    wl.wait(word, (i + 1) * step, order=wl.Order.RELAXED, scope=wl.Scope.DEVICE,
-            world=shared.world)  # fmt: skip
-
-
-@gluon.jit
-def load_one_tile(
-    at, begin, end, filled, b, shape, operands_a, operands_b, empty, full,
-    ready: gl.constexpr, ready_args, tile_m: gl.constexpr, tile_n: gl.constexpr,
-    tile_k: gl.constexpr, stages: gl.constexpr, b_is_nk: gl.constexpr, unit=0, paced=False,
-    shared=None, step=1, traced=None,
-):  # fmt: skip
-    """The producer's body: steps begin .. end - 1 of one tile's k. Returns stages filled so far."""
-    blocks: gl.constexpr = tile_n // _block_columns(tile_n)
-    if traced is not None:
-        start = wl.timestamp()
-    rows = ready(at, 0, Tile(tile_m, tile_n, tile_k, b_is_nk, True, True), ready_args)
-    if traced is not None:
-        tile_trace.open_record(traced, unit, at, start, wl.timestamp() - start)
-    column = at.i_n * tile_n
-    # Where B is one of several, in the direction in which they lie behind one another.
-    above, before = 0, 0
-    if is_sliced(rows):
-        if b_is_nk:
-            before = rows.slice * shape.n
-        else:
-            above = rows.slice * shape.k
-    if is_indexed(rows):
-        pointers = _places_of_rows(rows, shape, tile_m, tile_k)
-    for j in range(begin, end):
-        stage = filled % stages
-        at_k = j * tile_k
-        if shared is not None:
-            if paced and j % PACE == 0:
-                _keep_pace(shared, unit // step * paces_of(end) + j // PACE, step)
-        mbarrier.wait(empty.index(stage), (filled // stages & 1) ^ 1)
-        arrived = full.index(stage)
-        if is_indexed(rows):
-            mbarrier.expect(arrived, blocks * b.block_type.nbytes)
-            copy_rows(operands_a.index(stage), pointers + at_k)
-            async_copy.mbarrier_arrive(arrived, increment_count=False)
-        else:
-            a_bytes: gl.constexpr = rows.source.block_type.nbytes
-            mbarrier.expect(arrived, a_bytes + blocks * b.block_type.nbytes)
-            load_tile(rows.source, [rows.first, at_k], arrived, operands_a.index(stage))
-        at_b = column + before
-        _load_columns(b, at_b, at_k + above, arrived, operands_b.wide.index(stage), b_is_nk)
-        if operands_b.rest is not None:
-            at_b += wide_of(tile_n)
-            _load_columns(b, at_b, at_k + above, arrived, operands_b.rest.index(stage), b_is_nk)
-        filled += 1
-    return filled
-
-
-@gluon.jit
-def _places_of_rows(rows, shape, tile_m: gl.constexpr, tile_k: gl.constexpr):
-    """Pointers to a tile's first columns of A; behind its end those of its last row, which has
-    arrived: no result of them is kept. rows: gemm.Indexed"""
-    layout: gl.constexpr = fragments.layout_of_rows(tile_k, fragments.VECTOR)
-    i = rows.first + gl.arange(0, tile_m, gl.SliceLayout(1, layout))
-    index = gl.load(rows.index + gl.minimum(i, rows.end - 1)).to(gl.int64)
-    stride = fragments.aligned(shape.stride_a).to(gl.int64)
-    columns = gl.arange(0, tile_k, gl.SliceLayout(0, layout))
-    return rows.source + (index * stride)[:, None] + columns[None, :]
-
-
-@gluon.jit
-def _load_columns(b, column, at_k, arrived, there, b_is_nk: gl.constexpr):
-    """One product's columns of B in a stage, block by block."""
-    along: gl.constexpr = 0 if b_is_nk else 1
-    columns: gl.constexpr = there.shape[along]
-    block: gl.constexpr = b.block_type.shape[along]
-    for first in gl.static_range(0, columns, block):
-        if b_is_nk:
-            place = [column + first, at_k]
-        else:
-            place = [at_k, column + first]
-        load_tile(b, place, arrived, there.slice(first, block, along))
 
 
 @gluon.jit

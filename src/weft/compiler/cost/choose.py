@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 
 from weft.base.dtypes import DTYPES
 from weft.base.hardware import Hardware, hardware_of
+from weft.base.parts import full_part
 from weft.base.target import Target
 from weft.compiler.cost import libraries, products
 from weft.compiler.cost.products import Product
@@ -19,7 +20,16 @@ from weft.compiler.facts import Facts
 from weft.compiler.passes.tile import held_by, is_cut_whole, number
 from weft.ir.core import wrong_tile
 from weft.ir.schedule import EMULATED_RELAYS, relays_on
-from weft.ir.task import ENGINES, INSIDE, LL, Program, Task, are_alike, is_staged_by
+from weft.ir.task import (
+    ENGINES,
+    INSIDE,
+    LL,
+    Program,
+    Task,
+    are_alike,
+    arrives,
+    is_staged_by,
+)
 from weft.ir.tensor import ByExpert, Size
 from weft.tiles import blocking, gemm_sm90
 
@@ -60,18 +70,30 @@ def ways(
     Several products of the same rows are reckoned with as one that is as wide as all of them.
     """
     product, shape = products_of[0], shape_together(program, products_of, facts)
+    unfused = shape
+    if collective.kind == "all_to_all":
+        if not are_owned(collective, facts.num_ranks):
+            return [Way(LIBRARY, (), 0, 0.0)]
+        if not arrives(collective):
+            shape = shape_of_exchange(collective, shape, facts)
+    of_tiles = shape
+    if collective.kind == "all_to_all" and arrives(collective):  # k in slices
+        of_tiles = replace(shape, k=shape.k // facts.num_ranks)
     found = [
         Way(engine, tile, chunks, predicted_us(product, collective, replace(shape, tile=tile),
                                                engine, chunks, facts))
         for engine in engines_of(collective, shape, facts)
-        for tile in tiles_of(product, collective, engine, shape, facts)
+        for tile in tiles_of(product, collective, engine, of_tiles, facts)
         for chunks in chunks_of(collective, replace(shape, tile=tile), engine, facts)
     ]  # fmt: skip
     machine = hardware_of(facts.target)
     if facts.target.backend == "cuda" and 0 not in (shape.m, shape.n, shape.k):
         us = None
         if machine is not None:
-            us = libraries.unfused_us(shape, machine, collective.kind)
+            us = libraries.unfused_us(unfused, machine, collective.kind)
+            if collective.kind == "all_to_all":
+                us = libraries.product_us(unfused, machine)
+                us += _exchange_us(collective, facts, machine)
         found.append(Way(LIBRARY, (), 0, us))
     return in_order(found)
 
@@ -213,8 +235,8 @@ def engines_of(collective: Task, shape: Product, facts: Facts) -> Iterator[str]:
         if (engine in ("sm_put", "relay")) != is_far:
             continue  # stores and copies reach one domain; puts are for others
         by_copies = engine == "ce_push"
-        if collective.kind != "all_gather":
-            if by_copies and facts.is_recorded:
+        if not arrives(collective):
+            if by_copies and (facts.is_recorded or collective.kind == "all_to_all"):
                 continue  # of a graph's branches none is sure to begin before another
         elif by_copies and (facts.num_ranks == 1 or facts.target.num_sms < 2):
             continue  # nothing to copy, or no SM for what waits beside the product
@@ -253,10 +275,16 @@ def _worth_trying(
         cut = next(blocking.candidates(m, n, rows, dtype, facts.target))
         yield cut.tile_m, cut.tile_n, cut.tile_k
         return
-    if _is_for_hopper(shape, facts):
+    # TMA reads whole steps of k, of which slices have some.
+    is_even = (
+        collective.kind != "all_to_all"
+        or collective.dim == 1
+        or shape.k % gemm_sm90.WIDE.tile_k == 0
+    )
+    if is_even and _is_for_hopper(shape, facts):
         # The generic variant has a power of two of columns. It runs over several nodes, and where
         # ranks signal tiles to each other it must be able to stand in.
-        is_whole = is_cut_whole([product.kind, collective.kind])
+        is_whole = arrives(collective) or is_cut_whole([product.kind, collective.kind])
         for cut in HOPPER_CUTS if facts.num_nodes == 1 and is_whole else PLAIN_CUTS:
             yield cut.tile_m, cut.tile_n, cut.tile_k
         return
@@ -296,15 +324,22 @@ def chunks_of(collective: Task, shape: Product, engine: str, facts: Facts) -> It
         assert collective.type is not None
         yield from staged_chunks(collective.type.sizes[1], shape.tile[1])
         return
-    if collective.kind != "all_gather":
+    if not arrives(collective):
         yield "tiles"
         return
-    shard_bytes = shape.rows * shape.k * shape.itemsize
+    rows = shape.rows
+    shard_bytes = rows * shape.k * shape.itemsize
+    if collective.kind == "all_to_all":
+        # Of own rows what one rank sends.
+        rows, shard_bytes = shape.m, shape.m * shape.k * shape.itemsize // facts.num_ranks
+        if engine == "ce_push":
+            yield from (one for one in products.SLICED_CHUNKS if one == 1 or one * 128 <= rows)
+            return
     if engine == "relay":
         yield relayed_chunks(shape.rows, shard_bytes, facts.num_nodes, facts.target)
         return
     if engine == "sm_push":
-        most = min(facts.target.num_sms // facts.num_ranks, shape.rows, shard_bytes // PUSHED_BYTES)
+        most = min(facts.target.num_sms // facts.num_ranks, rows, shard_bytes // PUSHED_BYTES)
         yield max(1, most)
         return
     yield from range(1, 1 + (most_chunks(shard_bytes, facts.target) if engine == "ce_push" else 1))
@@ -355,11 +390,42 @@ def predicted_us(
         us = products.staged_us(shape, machine, chunks)
     elif engine == "relay":
         us = relayed_us(shape, machine, collective.kind)
+    elif arrives(collective):
+        assert isinstance(chunks, int)
+        us = products.sliced_us(shape, machine, engine, chunks)
+        us *= products.of_few_rows(shape.m)
+    elif collective.kind == "all_to_all":
+        us = products.exchanged_us(shape, machine) * products.of_few_rows(shape.rows)
     elif collective.kind == "reduce_scatter":
         us = products.scattered_us(shape, machine, engine=engine)
     else:
         us = products.reduced_us(shape, machine, engine)
     return round(us, 3)
+
+
+def _exchange_us(collective: Task, facts: Facts, machine: Hardware) -> float:
+    """By a library, with what it packs."""
+    assert collective.type is not None
+    rows, columns = (number(size, facts.sizes) for size in collective.type.sizes)
+    num_bytes = full_part(rows, facts.num_ranks) * columns * DTYPES[collective.type.dtype].itemsize
+    part_bytes, ranks = num_bytes / facts.num_ranks, (facts.num_ranks, facts.num_nodes)
+    us = libraries.collective_us(collective.kind, part_bytes, num_bytes, *ranks, machine)
+    return us + libraries.packed_us(num_bytes, facts.num_ranks, machine)
+
+
+def are_owned(collective: Task, num_ranks: int) -> bool:
+    """Has each rank as many columns as any other one, at all sizes of a class?"""
+    assert collective.type is not None
+    columns = collective.type.sizes[1]
+    return isinstance(columns, int) and columns > 0 and columns % num_ranks == 0
+
+
+def shape_of_exchange(collective: Task, shape: Product, facts: Facts) -> Product:
+    """That of a product of own rows whose columns go to their owners, as its tiles are cut: of all
+    ranks' rows, and of one rank's columns; which is as much work."""
+    assert collective.type is not None
+    rows = number(collective.type.sizes[0], facts.sizes)
+    return replace(shape, m=rows, n=shape.n // facts.num_ranks)
 
 
 def relayed_us(shape: Product, machine: Hardware, kind: str) -> float:

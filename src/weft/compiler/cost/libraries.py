@@ -54,6 +54,14 @@ def collective_us(
     return max(near_us, far_us) + times * (num_nodes - 1) * machine.far_us
 
 
+def packed_us(num_bytes: float, num_ranks: int, machine: Hardware) -> float:
+    """All-to-all of matrices sends and gets each rank's part in one piece: what copies a rank's own
+    `num_bytes` so, and what puts together those that it has got."""
+    if num_ranks == 1:
+        return 0.0
+    return 2 * (machine.library_us + 2e-3 * num_bytes / machine.memory_gbps)
+
+
 def attention_us(rows: int, keys: float, columns: int, machine: Hardware) -> float:
     """Both products of queries with the keys that each sees."""
     return 4e-6 * rows * keys * columns / machine.library_tflops + machine.library_us

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Generator, Hashable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import product as pairs
 from math import ceil, prod
 from typing import Any, NamedTuple
@@ -18,7 +19,7 @@ from weft.base.fabric import Fabric
 from weft.base.hardware import Hardware
 from weft.base.parts import full_part
 from weft.base.schedule import LINKS, PROGRAMS, Schedule, Signal, Span
-from weft.compiler.cost import libraries
+from weft.compiler.cost import exchanges, libraries, relays
 from weft.compiler.cost.alike import CALL, STEP, Arrivals, classes
 from weft.compiler.cost.plan_at import PlanAt, product_of
 from weft.compiler.cost.products import (
@@ -45,7 +46,7 @@ from weft.ir.device import (
     is_relay,
 )
 from weft.ir.kinds import GATHERED
-from weft.ir.schedule import PUSHERS, RELAYS
+from weft.ir.schedule import PUSHERS
 
 # Rows of tiles that share columns of B.
 GROUP_M = 8
@@ -221,9 +222,12 @@ class _Times(PlanAt):
         where a kernel makes what is copied."""
         channel, machine = self.channels[step.announces], self.machine
         chunks, row_bytes = self.chunks_of(channel), self.row_bytes(step.source)
-        peers = self.peers(rank)[::-1] if step.side == "push" else self.peers(rank)
-        for peer, chunk in pairs(peers, range(chunks)):
-            owner, start = peer if step.awaits else rank, now
+        peers = self.peers(rank) if step.awaits else self.peers(rank)[::-1]
+        turns = list(pairs(peers, range(chunks)))
+        if step.side == "parts":  # a chunk to all before the next
+            turns.sort(key=lambda one: one[1])
+        for peer, chunk in turns:
+            owner, start = rank if step.side == "push" else peer, now
             rows, nbytes = self.rows_of(channel, owner), row_bytes
             if step.awaits:
                 # A part without rows has no tiles here that could set its token.
@@ -238,7 +242,7 @@ class _Times(PlanAt):
             if rows:
                 end += machine.copy_us + us(rows * nbytes, machine.copy_gbps)
                 part = f", chunk {chunk}" if chunk else ""
-                name = f"{'for ' * bool(step.awaits)}rank {owner}: {counted(rows, 'row')}{part}"
+                name = f"{'for ' * (step.side != 'push')}rank {owner}: {counted(rows, 'row')}{part}"
                 self.span(rank, ENGINE, name, start, end, "copy", owner)
             now = self.engine_free[rank] = end + machine.word_us
             self.span(rank, ENGINE, f"signal {channel.name}", end, now, "signal")
@@ -296,8 +300,8 @@ class _Times(PlanAt):
     def launch(self, rank: int, lane: str, now: float, step: Launch) -> Steps:
         start = now + self.machine.push_us
         if is_relay(step):
-            by = self.relay_sums if adds_up(step) else self.relay
-            end = yield from by(rank, lane, start, step)
+            by = relays.relay_sums if adds_up(step) else relays.relay
+            end = yield from by(self, rank, lane, start, step)
         elif step.template == "move":
             end = self.move(rank, start, step)
         elif step.template == "grouped":
@@ -310,11 +314,16 @@ class _Times(PlanAt):
         elif gathered := self.gathered_by(step):
             is_summed = product_of(step).kind == "matmul_tn"
             by = self.contract if is_summed else self.gather
+            if gathered.to == "owner":
+                by = partial(exchanges.slices, self)
             end = yield from by(rank, start, step, gathered)
         elif brings_rows(step):
             end = yield from self.gather_packets(rank, start, step)
         elif self.parts_of(step):
-            end = yield from self.scatter(rank, start, step, self.parts_of(step)[0])
+            by = self.scatter
+            if step.order == "exchange":
+                by = partial(exchanges.exchange, self)
+            end = yield from by(rank, start, step, self.parts_of(step)[0])
         else:
             end = yield from self.multiply(rank, start, step)
         end += self.machine.end_us * (step.template != "move")
@@ -332,48 +341,14 @@ class _Times(PlanAt):
             return self.span(rank, LINKS, name, start, end, "transfer", rank)
         end = start
         for peer in self.receivers(rank, step):
+            if step.body[0].kind == "all_to_all":  # the peer's rows alone
+                of_peer = self.rows_of(self.channels[step.announces[0]], peer)
+                nbytes = of_peer * self.row_bytes(step.reads[0])
             end = self.push(rank, peer, nbytes, start)
             for name in step.announces:
                 for chunk in range(self.chunks_of(self.channels[name])):
                     self.notify((name, peer, rank, chunk), end, rank, LINKS)
         return end
-
-    def relay(self, rank: int, lane: str, start: float, step: Launch) -> Steps:
-        """Own rows to the node's other ranks and, by the own port, to a partner on each other node;
-        theirs to the other ranks of this node, chunk by chunk as they come."""
-        (name,), now = step.announces, start
-        chunks, row_bytes = self.chunks_of(self.channels[name]), self.row_bytes(step.reads[0])
-        near, end = self.near(rank), start
-        each = max(1, ceil(self.rows_of(self.channels[name], 0) / chunks))
-
-        def given(source: int, peers: Sequence[int], chunk: int, at: float) -> float:
-            rows = min(each, max(0, self.rows_of(self.channels[name], source) - chunk * each))
-            for peer in peers:
-                at = self.push(rank, peer, rows * row_bytes, at)
-                self.notify((name, peer, source, chunk), at, rank, LINKS)
-            return at
-
-        for chunk in range(chunks):
-            for peers in (self.partners(rank), near):
-                end = max(end, given(rank, peers, chunk, start))
-        for chunk, source in pairs(range(chunks), self.relayed_by(rank)):
-            now = yield from self.wait(rank, lane, now, [(name, rank, source, chunk)], name)
-            end = max(end, given(source, near, chunk, now))
-        return max(now, end)
-
-    def relay_sums(self, rank: int, lane: str, start: float, step: Launch) -> Steps:
-        """Each part of another node's rank that this one adds up: from all ranks of the node, then
-        by its port to that rank."""
-        (taken,), (name,), now, end = step.awaits, step.announces, start, start
-        here = (rank, *self.near(rank))
-        for shard in self.relayed_by(rank):
-            nbytes = self.rows_of(self.channels[name], shard) * self.row_bytes(step.reads[0])
-            keys = [(taken, rank, peer, shard) for peer in here]
-            now = yield from self.wait(rank, lane, now, keys, taken)
-            now += us(nbytes * len(here), RELAYS * self.machine.combine_gbps)
-            end = self.push(rank, shard, nbytes, now)
-            self.notify((name, shard, rank), end, rank, LINKS)
-        return max(now, end)
 
     def grouped(self, rank: int, now: float, step: Launch) -> Steps:
         """A grouped product: a rank's tokens after the other's, as if all had equally many."""

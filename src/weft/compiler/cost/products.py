@@ -358,6 +358,47 @@ def scattered_us(
     return max(alone, alone - own_us + exposed) + added_us + machine.end_us
 
 
+def exchanged_us(product: Product, machine: Hardware) -> float:
+    """The product, whose tiles go to who owns their columns, own ones last; then what has come is
+    stored among them. The product is as shape_of_exchange says it."""
+    alone = multiply_us(product, machine, machine.num_sms) + leaving_us(product, machine)
+    if product.num_ranks == 1:
+        return alone + machine.end_us
+    part_bytes = product.rows * product.n * product.itemsize
+    own_us = alone / product.num_ranks
+    sent_us = _sent_us(product, machine, part_bytes, machine.push_gbps)
+    arrived_us = max(alone - own_us, sent_us) + machine.signal_us
+    unpacked_us = _read_us(2 * (product.num_ranks - 1) * part_bytes, machine)
+    return max(alone, arrived_us) + unpacked_us + machine.end_us
+
+
+# Of own rows, where engines bring the columns that other ranks have.
+SLICED_CHUNKS = (1, 2, 4, 8)
+
+
+def sliced_us(product: Product, machine: Hardware, engine: str, chunks: int) -> float:
+    """All-to-all of the columns of A, then the product of own rows, m of this rank: it begins with
+    own columns, and goes on when all ranks have sent theirs of a chunk of rows."""
+    alone, peers = replace(product, num_ranks=1), product.num_ranks - 1
+    is_beside = engine in BESIDE
+    programs = max(1, machine.num_sms - is_beside)
+    if not peers:
+        return multiply_us(alone, machine, programs) + machine.end_us
+    rows = ceil(product.m / chunks)
+    of_peers = peers * rows * product.k * product.itemsize / product.num_ranks
+    begun_us, each_us = machine.push_us, of_peers / machine.push_gbps / 1e3
+    if is_beside:
+        begun_us = machine.put_gate_us
+        each_us = of_peers / machine.copy_gbps / 1e3 + peers * (machine.copy_us + machine.word_us)
+    arrived = [(begun_us + (i + 1) * each_us, row // product.tile[0])
+               for i, row in enumerate(range(0, product.m, rows))]  # fmt: skip
+    late = (0, 0.0) if is_beside else (programs, arrived[-1][0])
+    # Own columns of the first tiles are multiplied meanwhile.
+    first_us, row = arrived[0]
+    arrived[0] = max(0.0, first_us - tile_us(product, machine) / product.num_ranks), row
+    return multiply_us(alone, machine, programs, arrived, *late) + machine.end_us
+
+
 # Of a part's columns, where engines carry them.
 STAGED_CHUNKS = (1, 2, 4)
 

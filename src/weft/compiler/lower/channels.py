@@ -19,7 +19,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from weft.ir.device import Channel, scales_of
-from weft.ir.task import LL, Program, Task, is_staged
+from weft.ir.task import LL, TRAVELLING, Program, Task, arrives, is_staged
 
 
 def channels_of(program: Program) -> tuple[Channel, ...]:
@@ -28,15 +28,16 @@ def channels_of(program: Program) -> tuple[Channel, ...]:
     for task in program.tasks:
         if task.kernel and _is_grouped(program, task):
             channels.append(_of_tables(program, task))
-        elif task.kernel and task.kind in ("reduce_scatter", "all_reduce"):
-            channels += _of_sums(program, task)
-        elif task.kernel and task.kind == "all_gather":
+        elif task.kernel and arrives(task):
             channels.append(_of_rows(program, task))
+        elif task.kernel and task.kind in TRAVELLING:
+            channels += _of_sums(program, task)
     return tuple(channels)
 
 
 def _of_rows(program: Program, task: Task) -> Channel:
-    """Whoever carries the rows says of each chunk when all of it is there."""
+    """Whoever carries the rows says of each chunk when all of it is there: of each rank's rows, or
+    of own ones' columns from each rank."""
     assert task.type is not None
     rows, name = task.type.sizes[0], f"{task.name}_ready"
     users = program.users(task.name)
@@ -47,7 +48,8 @@ def _of_rows(program: Program, task: Task) -> Channel:
         return Channel(name, task.name, rows, tile_rows=height, by="packet", place=task.place)
     return Channel(
         name, task.name, rows, task.chunks, height if is_summed else 1, height,
-        own=task.operands[0],
+        "whole" if task.kind == "all_gather" else "part",
+        to="all" if task.kind == "all_gather" else "owner", own=task.operands[0],
         along=(scales_of(task.name),) if any(one.scaling for one in users) else (),
         place=task.place,
     )  # fmt: skip
@@ -71,7 +73,8 @@ def _of_tables(program: Program, task: Task) -> Channel:
 
 
 def _of_sums(program: Program, task: Task) -> Iterator[Channel]:
-    """Of summands on their way to who sums them, and of what comes back from there."""
+    """Of tiles on their way to their owners, who sum them or keep them, and of what comes back from
+    there."""
     assert task.type is not None
     tasks = program.of_kernel(task.kernel)
     height, width = task.tile
@@ -112,7 +115,8 @@ def _of_chunks(task: Task, buffers: SumBuffers) -> Iterator[Channel]:
 
 
 class SumBuffers(NamedTuple):
-    """Buffers by which a kernel's sums travel: on the heap `partials`, and `gathered` by the value
+    """Buffers by which a kernel's tiles travel: on the heap `partials`, the shares of each rank (of
+    all_to_all no summands, and called `received`), and `gathered` by the value
     that it has, of which there is one: what follows from it each rank makes itself, from the same
     bits. `staged` has what engines carry, `relayed` what is added up for ranks of other nodes."""
 
@@ -123,15 +127,16 @@ class SumBuffers(NamedTuple):
 
 
 def sum_buffers(program: Program, kernel: str) -> SumBuffers:
-    """What a kernel that sums over ranks needs beside its operands; names that no task has."""
+    """What a kernel whose tiles travel needs beside its operands; names that no task has."""
     taken = {task.name for task in program.tasks}
     found = SumBuffers("", {})
     for name in program.kernels:
         tasks = program.of_kernel(name)
-        sums = [one for one in tasks if one.kind in ("reduce_scatter", "all_reduce")]
+        sums = [one for one in tasks if one.kind in TRAVELLING and not arrives(one)]
         if not sums:
             continue
-        partials = _unique("partials", taken)
+        is_moved = sums[0].kind == "all_to_all"
+        partials = _unique("received" if is_moved else "partials", taken)
         made = made_for_others(program, tasks) if sums[0].kind == "all_reduce" else ()
         values = (travelling([(one.name, one.operands) for one in tasks], made),) if made else ()
         if sums[0].engine == "one_shot_ll":

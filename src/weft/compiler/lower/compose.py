@@ -42,6 +42,7 @@ from weft.tiles.hooks import (
     scales,
     scatter,
     signals,
+    slices,
     split_k,
     table,
     whole,
@@ -58,13 +59,15 @@ ORDERS = {
     "hierarchical_gather": (whole.arrange_by_node, whole.by_node),
     "scatter": (order.arrange, order.scattered),
     "part_by_part": (order.arrange, order.part_by_part),
+    "exchange": (order.arrange, order.exchanged),
     "hierarchical_scatter": (hierarchy.to_scatter, hierarchy.scattered),
     "split_k": (split_k.arrange, split_k.tiles_of_split),
     "in_rows": (order.arrange, row_packets.in_rows),
     "in_turn": (table.arrange, table.in_turn),
     "by_expert": (table.arrange, table.by_expert),
 }
-COUNTS = {"whole": whole.count, "part": partition.count, "experts": table.num_tiles}
+COUNTS = {"whole": whole.count, "part": partition.count, "slices": whole.count,
+          "experts": table.num_tiles}  # fmt: skip
 
 # Function of Core IR -> that of tiles/, its arguments where they are not those of the statement
 # ({0}, {1}, ..: these), and whose tiles it is for.
@@ -75,11 +78,14 @@ HOOKS: dict[str, tuple[Any, tuple[str, ...] | None, str]] = {
     "scale_owned_rows": (scales.scales_owned, None, ""),
     "scale_owned_blocks": (scales.scales_owned, None, ""),
     "channels": (split_k.channels, None, ""),
+    "slices": (slices.slices, None, ""),
+    "slice_or_own": (slices.slice_or_own, None, ""),
     "left_channel": (split_k.left_channel, None, ""),
     "right_channel": (split_k.right_channel, None, ""),
     "rows_of": (whole.rows_of, ("{0}", "shape.m"), ""),
     "rows_or_own": (whole.rows_or_own, None, ""),
     "read_owned": (partition.read_owned, None, ""),
+    "read_for_owner": (partition.read_for_owner, None, ""),
     "rows_by_token": (table.rows_by_token, ("{0}", "{1}.token_of"), ""),
     "rows_by_slot": (table.read_slots, None, ""),
     "choices": (table.choices, ("{0}", "{1}.slot_of", "{1}.weight_of", "{2}", "{3}"), ""),
@@ -104,6 +110,7 @@ HOOKS: dict[str, tuple[Any, tuple[str, ...] | None, str]] = {
     "spread": (scatter.spread, None, OWN),
     "send_to_all": (scatter.send_to_all, ("{0}", "{1}", "{0}_peers"), OWN),
     "unpack": (scatter.unpack, None, ""),
+    "unpack_from": (scatter.unpack_from, None, ""),
     "load_rows": (rows.load, None, ""),
     "store_rows": (rows.store, None, ""),
     "store_own_rows": (rows.store_own, None, ""),
@@ -168,7 +175,7 @@ def is_by_tables(kernel: core.Kernel) -> bool:
 
 def is_summed_over_rows(kernel: core.Kernel) -> bool:
     """Does the product sum over the rows of both operands, segment by segment?"""
-    return bool(kernel.at("segments"))
+    return any(one.function == "channels" for one in kernel.of(core.Hook))
 
 
 def summed_block(kernel: core.Kernel, name: str, tile: Sequence[int]) -> tuple[int, int]:
@@ -244,7 +251,9 @@ def calls_of(kernel: core.Kernel) -> dict[str, tuple[Call, ...]]:
         found["arrange"] = (Call(arrange, ordered.args),)
         found["order"] = (Call(function),)
     if kernel.of(core.Template)[0].function == "gemm":
-        of = {"whole": (), "part": (mapping.name,)}.get(mapping.cuts, (*mapping.of, mapping.name))
+        of = {"whole": (), "slices": (), "part": (mapping.name,)}.get(
+            mapping.cuts, (*mapping.of, mapping.name)
+        )
         found["count"] = (Call(COUNTS[mapping.cuts], of),)
         first = Call(order.own_place)
         if "feed" in functions:
@@ -375,6 +384,8 @@ def _of_wait(one: core.Wait, kernel: core.Kernel) -> _Guarded:
         return Call(signals.wait_rows, (*given, one.unless == "own", *how)), ""
     if one.flags == "segment":
         return Call(signals.wait_segment, (*given, one.unless == "own", *how)), ""
+    if one.flags == "slice":
+        return Call(slices.wait_slice, (*given, one.unless == "own", *how)), ""
     if one.flags == "sources":
         return Call(signals.wait_sources, (*given, *how)), ""
     if one.flags == "all":

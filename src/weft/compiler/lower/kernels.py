@@ -66,6 +66,10 @@ def lower_launch(plan: Plan, launch: Launch) -> core.Kernel:
         statements = _carry(plan, launch, product)
     elif form == "scatter" and [one.kind for one in rest] == ["all_reduce"]:
         statements = _sum_everywhere(plan, launch, product)
+    elif form == "exchange" and [one.kind for one in rest] == ["all_to_all"]:
+        statements = _exchanged(plan, launch, product)
+    elif form == "grouped" and is_simple and not product.scaling:
+        statements = _sliced(plan, launch, product)
     elif launch.order == "rows" and is_simple and not (launch.awaits or launch.announces):
         statements = _alone(plan, launch, product)
     else:
@@ -183,14 +187,18 @@ def _gather(plan: Plan, launch: Launch, product: Do) -> Iterator[core.Statement]
     yield from _stored(launch, product)
     # Scales are read behind the operands.
     over = "end" if product.scaling else "done"
-    is_beside = any((isinstance(one, Copy) or is_relay(one)) and channel.name in announced(one)
-                    for one in plan.steps)  # fmt: skip
-    if is_beside and launch.awaits:
+    if launch.awaits and _is_beside(plan, channel):
         # Also words of chunks without rows: an engine must not write one after the call, and who
         # passes rows on reads them until their word.
         yield core.Wait(over, channel.name, "all", "split", by="last", place=channel.place)
     if launch.gives:
         yield core.Finish(over, "slot")
+
+
+def _is_beside(plan: Plan, channel: Channel) -> bool:
+    """Does an engine or a relay bring what a channel announces, beside the kernel that waits?"""
+    return any((isinstance(one, Copy) or is_relay(one)) and channel.name in announced(one)
+               for one in plan.steps)  # fmt: skip
 
 
 def _given_scales(product: Do) -> Iterator[core.Statement]:
@@ -356,6 +364,67 @@ def _sum_everywhere(plan: Plan, launch: Launch, product: Do) -> Iterator[core.St
     yield core.Hook("collect", "unpack", (gathered, result, "parts"))
     if launch.gives:
         yield core.Finish("end", "slot")
+
+
+def _exchanged(plan: Plan, launch: Launch, product: Do) -> Iterator[core.Statement]:
+    """Tiles of own rows go to the rank that owns their columns, own ones last; then what the other
+    ranks have sent is stored among them, since the slot is the next call's."""
+    if product.scaling:
+        raise _unknown(launch, f"a product with scaling={product.scaling} before all_to_all")
+    (channel,) = params.announced(plan, launch)
+    left, right = product.operands
+    (received,), (result,) = launch.pushes, launch.writes
+    own = f"own_{result}"
+    for name in (left, right, own):
+        yield core.Param(name, "operand", f"own rows of {result}" if name == own else "")
+    for name in (result, received):
+        yield core.Param(name, "pointer")
+    yield params.signals(plan, launch, channel)
+    yield from params.around(plan, launch)
+    yield core.Mapping("parts", "static", (left,), cuts="part")
+    yield core.Template("gemm", launch.tile, formula(launch))
+    if launch.takes:
+        yield core.Credit("begin", "slot")
+    yield core.Hook("order", launch.order, ("parts",))
+    yield core.Hook("ready", "read_for_owner", (left, "parts"))
+    yield core.Hook("emit", "store_own", (own, "parts"))
+    yield core.Hook("emit", "push", (received, "parts"))
+    yield _notify(channel, "owner")
+    yield core.Wait("collect", channel.name, "tile", "parts", place=channel.place)
+    yield core.Hook("collect", "unpack_from", (received, result, "parts"))
+    if launch.gives:
+        yield core.Finish("end", "slot")
+
+
+def _sliced(plan: Plan, launch: Launch, product: Do) -> Iterator[core.Statement]:
+    """Own rows, of which each rank has some columns: the product sums over those of one rank after
+    the other as they arrive, its own first, which are read in place."""
+    rows, right = product.operands
+    (channel,) = [one for one in plan.of(Channel) if one.buffer == rows]
+    for name in (channel.own, rows, right, launch.writes[0]):
+        # Where this kernel does not wait for its rows, another one before it has.
+        is_announced = name == rows and not launch.awaits
+        by = core_in_plan.awaited_by(plan, launch, channel) if is_announced else ""
+        yield core.Param(name, "operand", by)
+    yield from _addressed(launch, product)
+    if launch.awaits:
+        yield params.signals(plan, launch, channel)
+    yield from params.around(plan, launch)
+    yield core.Mapping("split", "static", (rows,), cuts="slices")
+    yield core.Template("gemm", launch.tile, formula(launch))
+    if launch.takes:
+        yield core.Credit("begin", "slot")
+    yield core.Hook("order", launch.order, ())
+    yield core.Hook("segments", "slices", ())
+    if launch.awaits:
+        yield core.Wait("ready", channel.name, "slice", "split", unless="own", place=channel.place)
+    yield core.Hook("ready", "slice_or_own", (rows, channel.own, "split"))
+    yield from _stored(launch, product)
+    if launch.awaits and _is_beside(plan, channel):
+        # Also words of chunks without rows: an engine must not write one after the call.
+        yield core.Wait("done", channel.name, "all", "split", by="last", place=channel.place)
+    if launch.gives:
+        yield core.Finish("done", "slot")
 
 
 def _notify(channel: Channel, to: str) -> core.Notify:

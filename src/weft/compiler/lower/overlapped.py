@@ -39,7 +39,7 @@ from weft.ir.device import (
 )
 from weft.ir.kinds import GATHERED
 from weft.ir.shapes import ROUTERS
-from weft.ir.task import INSIDE, LL, Program, Task
+from weft.ir.task import INSIDE, LL, TRAVELLING, Program, Task, arrives
 from weft.ir.tensor import Type
 from weft.tiles.gemm import BLOCK_K
 
@@ -126,6 +126,8 @@ def _drawn(program: Program, unit: tuple[Task, ...]) -> Unit:
         return _by_tables(program, unit)
     if first.kind == "all_gather":
         return _gather(program, first)
+    if arrives(first):
+        return _exchange(first)
     return _kernel(program, unit)
 
 
@@ -201,6 +203,19 @@ def _gather(program: Program, task: Task) -> Unit:
         return Unit((buffer, *scales), (*steps, copy, edges))
     body = (Do("all_gather", (source,), task.name),)
     return Unit((buffer,), (replace(kernel, pushes=(task.name,), body=body),))
+
+
+def _exchange(task: Task) -> Unit:
+    """Of own columns each rank's rows on their way to it: by copy engines, or by a kernel."""
+    (source,), buffer = task.operands, _buffer(task, "symmetric")
+    if task.engine == "ce_push":
+        copy = Copy(source, task.name, "parts", f"{task.name}_ready", place=task.place)
+        return Unit((buffer,), (copy,))
+    push = Launch(
+        task.kernel, (source,), pushes=(task.name,), template="move", programs="pieces",
+        body=(Do(task.kind, (source,), task.name),), place=task.place,
+    )  # fmt: skip
+    return Unit((buffer,), (push,))
 
 
 def _scales(program: Program, task: Task) -> tuple[tuple[Buffer, ...], tuple[Step, ...]]:
@@ -329,21 +344,22 @@ def _reads(program: Program, unit: Sequence[Task]) -> tuple[str, ...]:
     inside = {task.name for task in unit}
     for name in (name for task in unit for name in task.operands if name not in inside):
         source = program.task(name)
-        is_gathered = source.kind == "all_gather" and source.kernel
+        is_gathered = arrives(source) and source.kernel
         names += [source.operands[0], name] if is_gathered else [name]
     names += [scales_of(name) for one in unit if one.scaling for name in one.operands]
     return tuple(dict.fromkeys(names))
 
 
 def _symmetric_of(program: Program, unit: Sequence[Task], buffers: SumBuffers) -> list[Buffer]:
-    """The buffers by which sums travel; a rank's part of them, from each rank."""
-    total = next((one for one in unit if one.kind in ("reduce_scatter", "all_reduce")), None)
+    """The buffers by which tiles travel; a rank's part of them, from each rank."""
+    total = next((one for one in unit if one.kind in TRAVELLING), None)
     if total is None:
         return []
     kind = _type(total)
     rows = kind.sizes[0] if total.engine == "one_shot_ll" else Part(kind.sizes[0])
     role = "packets" if total.engine in LL else "symmetric"
-    sizes = (NUM_RANKS, rows, kind.sizes[1])
+    columns = Part(kind.sizes[1]) if total.kind == "all_to_all" else kind.sizes[1]
+    sizes = (NUM_RANKS, rows, columns)
     found = [Buffer(buffers.partials, kind.dtype, sizes, role, place=total.place)]
     if buffers.relayed:
         sizes = (total.relayed, *sizes[1:])

@@ -34,6 +34,7 @@ class Specialised:
 # The tuples that kernels take: runtime integers but for the tile's.
 TUPLES = {
     "whole": StaticMapping,
+    "slices": StaticMapping,
     "part": partition.Parts,
     "each": partition.Parts,
     "own": own_rows.Cut,
@@ -63,7 +64,7 @@ def record(kernel: core.Kernel, variant: str, given: Specialised) -> KernelRecor
     if compose.is_summed_over_rows(kernel):  # in one split
         signature["turns"] = ["i32", "constexpr", "i32", "i32", "i32", "i32"] + ["constexpr"] * 2
         constants["turns"] = split_k.Turns(None, 1, None, None, None, None, None, None)
-    elif mapping.cuts == "whole":
+    elif mapping.cuts in ("whole", "slices"):
         signature["turns"] = ["i32", "i32", "constexpr", "i32", "i32"]
         constants["turns"] = whole.Turns(None, None, 1, None, None)
     if not is_rows:

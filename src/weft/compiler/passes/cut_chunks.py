@@ -25,7 +25,7 @@ from weft.compiler.passes.engines import pairs
 from weft.ir import text
 from weft.ir.choice import Choice
 from weft.ir.schedule import FEEDERS
-from weft.ir.task import LL, Program, Task, are_alike, is_staged
+from weft.ir.task import LL, Program, Task, are_alike, arrives, is_staged
 
 MOST = 1024
 
@@ -72,7 +72,7 @@ def chunk(program: Program, facts: Facts, settings: Settings) -> Program:
 
 def _is_cut(task: Task) -> bool:
     """Are its rows, or its columns, announced in chunks?"""
-    return task.kind == "all_gather" or is_staged(task)
+    return arrives(task) or is_staged(task)
 
 
 def _check_staged(program: Program, task: Task, chunks: int) -> None:

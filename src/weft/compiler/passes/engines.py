@@ -27,7 +27,7 @@ from weft.compiler.cost.choose import (
 from weft.compiler.facts import Facts, Settings
 from weft.ir.choice import Choice
 from weft.ir.kinds import GATHERED, PRODUCTS
-from weft.ir.task import ENGINES, INSIDE, LL, Program, Task
+from weft.ir.task import ENGINES, INSIDE, LL, Program, Task, arrives
 from weft.ir.tensor import Shard
 from weft.ir.text import untaken
 
@@ -48,9 +48,9 @@ def engines(program: Program, facts: Facts, settings: Settings) -> Program:
             )  # fmt: skip
         asked = settings.engines.get(collective.name)
         # For rows that are worked on where they are summed all of them are generated.
-        is_rows = collective.kind != "all_gather" and (
+        is_rows = not arrives(collective) and (
             program.chief(collective.kernel).kind not in PRODUCTS
-        )  # fmt: skip
+        )
         usual = [
             way for way in found
             if is_rows or way.engine == LIBRARY or (
@@ -76,7 +76,7 @@ def pairs(program: Program) -> Iterator[tuple[Task, tuple[Task, ...]]]:
     for task in program.tasks:
         if not task.kernel or task.kind not in ENGINES:
             continue
-        if task.kind == "all_gather":
+        if arrives(task):
             users = program.users(task.name)
             yield task, tuple(o if o.kind in GATHERED else program.chief(o.kernel) for o in users)
         else:

@@ -22,12 +22,12 @@ from dataclasses import replace
 from weft.ir.choice import Choice
 from weft.ir.kinds import ELEMENTWISE, KINDS, OF_ONE_WIDTH
 from weft.ir.shapes import ACTIVATIONS, GATED, ROUTERS
-from weft.ir.task import ENGINES, Program, Task, cycle_of
+from weft.ir.task import ENGINES, TRAVELLING, Program, Task, arrives, cycle_of
 from weft.ir.tensor import Replicate
 
 # Verbs of kernels: PROGRAM_VERB, numbered from the second on.
 VERBS = {"all_gather": "gather", "matmul": "multiply", "matmul_tn": "multiply",
-         "all_reduce": "reduce", "scatter_rows": "reduce",
+         "all_reduce": "reduce", "scatter_rows": "reduce", "all_to_all": "exchange",
          "gather_rows": "multiply", "grouped_matmul": "multiply"}  # fmt: skip
 # What kernels do to a grouped product in registers.
 GROUPED_EPILOGUES = (*ACTIVATIONS, *GATED)
@@ -66,8 +66,9 @@ def fuse(program: Program) -> Program:
         elif task.kind == "matmul":
             group = _of_product(program, task, kernels)
             is_behind = task.operands[0] in gathers
-            if group[-1].kind in ("reduce_scatter", "all_reduce") and not is_behind:
-                claim(group, "sums of tiles travel while others are multiplied")
+            if group[-1].kind in TRAVELLING and not is_behind:
+                what = "tiles" if group[-1].kind == "all_to_all" else "sums of tiles"
+                claim(group, f"{what} travel while others are multiplied")
             elif is_behind:
                 group = [one for one in group if not KINDS[one.kind].is_collective]
                 why = f"multiplies rows of {task.operands[0]} as they arrive"
@@ -93,10 +94,9 @@ def fuse(program: Program) -> Program:
 def _is_hidden_gather(program: Program, task: Task) -> bool:
     """Rows that products alone read, each row by tiles of its own; or one that sums over them."""
     users = program.users(task.name)
-    is_summed = [one.kind for one in users] == ["matmul_tn"]
+    is_summed = task.kind == "all_gather" and [one.kind for one in users] == ["matmul_tn"]
     return (
-        task.kind == "all_gather" and task.dim == 0 and task.name not in program.results
-        and bool(users)
+        arrives(task) and task.dim == 0 and task.name not in program.results and bool(users)
         and all(
             one.operands.count(task.name) == 1
             and (is_summed or (one.kind == "matmul" and one.operands[0] == task.name))
@@ -163,7 +163,9 @@ def _of_product(program: Program, task: Task, kernels: dict[str, str]) -> list[T
 
 
 def _can_scatter(task: Task) -> bool:
-    return task.kind == "all_reduce" or (task.kind == "reduce_scatter" and task.dim == 0)
+    """Do tiles go to owners: of rows that are summed, or of columns?"""
+    dim = {"reduce_scatter": 0, "all_to_all": 1}.get(task.kind)
+    return task.kind == "all_reduce" or (dim is not None and task.dim == dim)
 
 
 def _of_sum(program: Program, task: Task, kernels: dict[str, str]) -> list[Task]:
@@ -227,6 +229,9 @@ def _reason(program: Program, task: Task) -> str:
         return "its tables are for whoever works by them"
     if task.kind not in ENGINES:
         return f"no kernel is generated for {task.kind}"
+    if task.kind == "all_to_all":
+        where = "behind it that reads its rows" if arrives(task) else "before it whose tiles travel"
+        return f"there is no product {where}, and nothing else does"
     if task.dim == 1:
         return "it works along columns; rows alone are overlapped"
     if task.kind == "all_gather":

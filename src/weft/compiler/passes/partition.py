@@ -18,7 +18,7 @@ from weft.compiler.fit import check_fit
 from weft.ir.choice import Choice
 from weft.ir.kinds import PRODUCTS
 from weft.ir.schedule import relays_on
-from weft.ir.task import INSIDE, Program, Task
+from weft.ir.task import INSIDE, Program, Task, arrives
 from weft.tiles.relay import groups_among
 
 # For the kernels that announce, one after the other, beside a resident grid; with communication
@@ -62,7 +62,7 @@ def _of_kernel(program: Program, first: Task, facts: Facts) -> tuple[Task, str]:
         left = max(0, facts.target.num_sms - relays_on(facts.target))
         why = "programs wait for other nodes' rows beside the product: all must be resident"
         return replace(first, programs="resident", spare=left), why
-    if first.kind == "all_gather":
+    if arrives(first):
         return replace(first, programs="pieces"), "as many as share a rank's rows"
     spare = 0
     engines = [one.engine for one in program.gathers(first)]

@@ -4,7 +4,9 @@
 
 gather: own rows first, then those of the next rank, as they arrive. scatter: the next rank's rows
 first, own ones last, when the others' shares of them have come; part_by_part: the same, where
-engines carry chunks of columns, so that each is whole early. rows: from the first to the last.
+engines carry chunks of columns, so that each is whole early. exchange: own rows, the next rank's
+columns of them first and own ones last. rows: from the first to the last; grouped: the same, some
+rows of tiles column by column.
 split_k: all tiles, once for each split of the rows that they sum over.
 Over several nodes these are hierarchical_gather and hierarchical_scatter (tiles/hierarchy.py): node
 by node, own node's ranks first, or last.
@@ -18,7 +20,7 @@ from weft.base.topology import Topology, text_of
 from weft.compiler.cost.choose import is_read_once
 from weft.compiler.facts import Facts
 from weft.ir.choice import Choice
-from weft.ir.task import Program, is_staged
+from weft.ir.task import Program, arrives, is_staged
 
 # What those are called that go node by node, and of which orders there are such.
 BY_NODE, WITH_NODES = "hierarchical_", ("gather", "scatter")
@@ -30,13 +32,15 @@ WHY = {
     "gather": "own rows need not wait; others are multiplied in the order in which they arrive",
     "scatter": "other ranks' rows leave while own ones are multiplied, which nobody waits for",
     "part_by_part": "chunk by chunk, so that engines carry each while others are multiplied",
+    "grouped": "own rows, of which all ranks send the first columns first",
+    "exchange": "other ranks' columns leave while own ones are multiplied",
     "split_k": "the first splits are of own rows, the others' are multiplied as they arrive",
     "rows": "all ranks need all rows: none comes first",
 }
 
 
 def swizzle(program: Program, facts: Facts) -> Program:
-    kernels = [one for one in program.kernels if program.of_kernel(one)[0].kind != "all_gather"
+    kernels = [one for one in program.kernels if not arrives(program.of_kernel(one)[0])
                and not program.chief(one).order]  # fmt: skip
     orders: dict[str, str] = {}
     choices = []
@@ -71,8 +75,10 @@ def form_of(program: Program, kernel: str) -> str:
         return "in_turn" if any(one.kind == "gather_rows" for one in tasks) else "by_expert"
     if chief.kind == "matmul_tn":
         return "split_k"
-    if program.gathers(tasks[0]):
-        return "gather"
+    if gathers := program.gathers(tasks[0]):
+        return "gather" if gathers[0].kind == "all_gather" else "grouped"
     if any(is_staged(one) for one in tasks):
         return "part_by_part"
+    if any(one.kind == "all_to_all" for one in tasks):
+        return "exchange"
     return "rows" if any(one.engine == "one_shot_ll" for one in tasks) else "scatter"

@@ -20,7 +20,7 @@ from weft.base.parts import part_of
 from weft.ir.core import wrong_tile
 from weft.ir.kinds import KINDS, PRODUCTS, All, Along, ByTable, Need
 from weft.ir.shapes import per_sequence
-from weft.ir.task import Program, Task, needs_of
+from weft.ir.task import TRAVELLING, Program, Task, needs_of
 from weft.ir.tensor import TABLE, Size, Times, Type, is_split
 
 DEFAULT = (128, 128)
@@ -87,9 +87,9 @@ def tile(program: Program, extents: Mapping[str, tuple[int, ...]] | None = None)
 
 
 def is_cut_whole(kinds: Iterable[str]) -> bool:
-    """Are the tiles of a product cut from all rows, in a kernel of tasks of these kinds? Of sums
-    over ranks they are cut from each rank's part, since ranks signal them to each other."""
-    return not {"reduce_scatter", "all_reduce", "grouped_matmul"} & {*kinds}
+    """Are the tiles of a product cut from all rows, in a kernel of tasks of these kinds? Where they
+    travel they are cut from each rank's part, since ranks signal them to each other."""
+    return not {*TRAVELLING, "grouped_matmul"} & {*kinds}
 
 
 def _for_template(program: Program, task: Task, cut: tuple[int, ...]) -> tuple[int, ...]:

@@ -4,6 +4,7 @@ scattered      first other ranks' tiles, then own ones between them, each some t
                others have come to it: so the links are used alike all the time
 part_by_part   where copy engines carry tiles: chunk by chunk the parts of rank + 1, + 2, ...,
                own tiles last
+exchanged      where a tile's columns have an owner and its rows are this rank's: as scattered
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import Any, NamedTuple
 
 import triton
 
-from weft.tiles.hooks.partition import Owned
+from weft.tiles.hooks.partition import Owned, rows_of
 
 # So many times the own tiles that were asked for at the end are not too many, to share columns.
 MOST_BEHIND = 3
@@ -62,8 +63,16 @@ def scattered(i, num_m, num_n, args):
     inside = tile % (parts.group_m * num_n)
     height = min(parts.tiles_m - group * parts.group_m, parts.group_m)
     row = group * parts.group_m + inside % height
-    end = min(max(parts.m - owner * parts.rows, 0), parts.rows)
+    end = rows_of(owner, parts)
     return Owned(owner * parts.tiles_m + row, inside // height, owner, row * parts.tile_m, end)
+
+
+@triton.jit
+def exchanged(i, num_m, num_n, args):
+    """Tile after tile of the columns of rank + 1, + 2, ..., as `scattered`, own columns last. All
+    tiles are of this rank's rows; num_n counts those of an owner's columns. args: Scatter"""
+    at = scattered(i, num_m, num_n, args)
+    return Owned(at.i_m, at.i_n, at.owner, at.row, rows_of(args.rank, args.parts))
 
 
 @triton.jit
@@ -85,7 +94,7 @@ def part_by_part(i, num_m, num_n, args):
     inside = tile % (parts.group_m * width)
     height = min(parts.tiles_m - group * parts.group_m, parts.group_m)
     row = group * parts.group_m + inside % height
-    end = min(max(parts.m - owner * parts.rows, 0), parts.rows)
+    end = rows_of(owner, parts)
     column = chunk * parts.chunk_n + inside // height
     return Owned(owner * parts.tiles_m + row, column, owner, row * parts.tile_m, end)
 

@@ -56,6 +56,19 @@ def read_owned(a, parts, at):
 
 
 @triton.jit
+def read_for_owner(a, parts, at):
+    """A tile's rows of A, which are this rank's own, times those columns of B that are its owner's:
+    parts.n of them."""
+    return gemm.Shifted(source=a, first=at.row, end=at.end, before=at.owner * parts.n)
+
+
+@triton.jit
+def rows_of(rank, parts):
+    """How many rows a rank has."""
+    return min(max(parts.m - rank * parts.rows, 0), parts.rows)
+
+
+@triton.jit
 def count(parts, num_ranks: tl.constexpr):
     """How many rows of tiles there are."""
     return num_ranks * parts.tiles_m

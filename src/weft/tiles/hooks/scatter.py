@@ -5,6 +5,7 @@
     stage          another rank's tile -> its chunk in this rank's memory, for a copy engine
     store_own      an own tile -> this rank's rows of the result
     unpack         `collect`: what `spread` has brought -> the result
+    unpack_from    `collect`: what `push` has brought of another rank's rows -> the result
 
 By TMA a tile leaves by one descriptor for each peer, by hop: a store that its consumer need not
 wait for. Stores by threads held up every later release: a system's fence waits for all of an SM's.
@@ -22,7 +23,7 @@ from triton.experimental import gluon
 
 import weft.language as wl
 from weft.tiles import fragments
-from weft.tiles.hooks.partition import offsets, place_of
+from weft.tiles.hooks.partition import Owned, offsets, place_of, rows_of
 
 # Descriptors that a kernel takes for them.
 MOST_PEERS = 7
@@ -110,6 +111,14 @@ def stage(staged, parts, at, cells, fragment):
     first = above + at.i_m * parts.tile_m
     fragments.store_block(staged, first + cells.tile_row, column, fragment, first + at.end - at.row,
                           width, width)  # fmt: skip
+
+
+@triton.jit
+def unpack_from(received, out, parts, at, tile_m: tl.constexpr, tile_n: tl.constexpr):
+    """What rank at.owner has sent of its own rows, where this rank has tile `at` for it -> its
+    place among all rows."""
+    theirs = Owned(at.i_m, at.i_n, at.owner, at.row, rows_of(at.owner, parts))
+    unpack(received, out, parts, theirs, tile_m, tile_n)
 
 
 @gluon.constexpr_function
