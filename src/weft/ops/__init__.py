@@ -54,7 +54,9 @@ def names() -> tuple[str, ...]:
 
 def card(name: str) -> Op:
     """The card of the operator called `name`."""
-    return importlib.import_module(f"{__name__}.{name}").op
+    # A call of new sizes asks for it: most of a look by `import_module` is spared.
+    module = sys.modules.get(f"{__name__}.{name}") or importlib.import_module(f"{__name__}.{name}")
+    return module.op
 
 
 def cards() -> dict[str, Op]:

@@ -141,7 +141,7 @@ def describe_peers(
     """
     rank, num_ranks = world.rank, world.num_ranks
     hops = range(1, num_ranks) if 1 < num_ranks <= scatter.MOST_PEERS + 1 else (0,)
-    there = [world.peer(array, (rank + hop) % num_ranks) for hop in hops]
+    there = world.peers(array, [(rank + hop) % num_ranks for hop in hops])
     if array.dim() == 3:  # a part of its own for each source
         mine = [one[rank] for one in there]
     else:

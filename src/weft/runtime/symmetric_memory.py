@@ -186,18 +186,24 @@ class SymmetricMemory:
 
         Raises  FarPointerError: the rank is in another scale-up domain
         """
-        if rank not in range(self.num_ranks):
-            raise PeerError(f"rank {rank} is outside 0 .. {self.num_ranks - 1} of {self!r}")
-        heap = self._heaps[rank]
-        if heap is None:
-            raise FarPointerError(
-                f"rank {rank} (node {self.backend.seats.nodes[rank]}) is out of direct reach of "
-                f"rank {self.rank} (node {self.node}); use put, get or put_signal"
-            )
-        offset = self._offset_of(tensor)
-        flat = heap[offset:]
-        usable = flat.numel() // tensor.element_size() * tensor.element_size()
-        return flat[:usable].view(tensor.dtype).as_strided(tensor.shape, tensor.stride())
+        return self.peers(tensor, (rank,))[0]
+
+    def peers(self, tensor: torch.Tensor, ranks: Iterable[int]) -> list[torch.Tensor]:
+        """`peer` of several ranks, by one look for the tensor."""
+        offset, found = self._offset_of(tensor), []
+        for rank in ranks:
+            if rank not in range(self.num_ranks):
+                raise PeerError(f"rank {rank} is outside 0 .. {self.num_ranks - 1} of {self!r}")
+            heap = self._heaps[rank]
+            if heap is None:
+                raise FarPointerError(
+                    f"rank {rank} (node {self.backend.seats.nodes[rank]}) is out of direct reach "
+                    f"of rank {self.rank} (node {self.node}); use put, get or put_signal"
+                )
+            flat = heap[offset:]
+            usable = flat.numel() // tensor.element_size() * tensor.element_size()
+            found.append(flat[:usable].view(tensor.dtype).as_strided(tensor.shape, tensor.stride()))
+        return found
 
     @property
     def distances(self) -> list[int]:
@@ -537,14 +543,15 @@ class SymmetricMemory:
         return [theirs for _, theirs in everyone]
 
     def _offset_of(self, tensor: torch.Tensor) -> int:
-        extent = 1 + sum(
-            (size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True)
-        )
+        extent = 1
+        for size, stride in zip(tensor.shape, tensor.stride(), strict=True):
+            extent += (size - 1) * stride
         nbytes = max(extent, 0) * tensor.element_size() if tensor.numel() else 0
         if not self._heaps:
             raise NotSymmetricError(f"{self!r} is closed")
-        self._heap.locate(_address_of(tensor), self._base, nbytes, "the tensor")
-        return _address_of(tensor) - self._base
+        address = _address_of(tensor)
+        self._heap.locate(address, self._base, nbytes, "the tensor")
+        return address - self._base
 
     def _trace_words(self) -> torch.Tensor | None:
         tiles = whole_number("weft.init: trace_tiles", self.settings.trace_tiles, 0, UsageError)
