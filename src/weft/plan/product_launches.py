@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import reduce
 from math import ceil
+from operator import or_
 from typing import Any
 
 import torch
@@ -86,7 +88,9 @@ class Product(KernelLaunch):
         self.needs_aligned = self.is_sm90 and not self.is_whole and self.tile != self.plain_tile
         self.kernel = kernels.sending(kernel) if one.by_tma and self.is_sm90 else kernel
         self.variants = source.load(self.kernel)
-        self._operands = [one.name for one in kernel.of(core.Param) if one.sort == "operand"]
+        params = kernel.of(core.Param)
+        self._operands = [one.name for one in params if one.sort == "operand"]
+        self._takes_groups = "groups" in [one.name for one in params]
         self._set_grid(target)
 
     @property
@@ -150,7 +154,8 @@ class Product(KernelLaunch):
         split: Any,
     ) -> Start:  # fmt: skip
         shape = launches.shape_of(self)._replace(stride_b=self.stride_b)
-        aligned = all(bound[self._home(name)].data_ptr() % 16 == 0 for name in self._operands)
+        addresses = [bound[self._home(name)].data_ptr() for name in self._operands]
+        aligned = reduce(or_, addresses) % 16 == 0
         # Of one rank's weight alone: the protocol between ranks must not depend on it.
         aligned = aligned and self.stride_b * self.itemsize % blocking.TMA_BYTES == 0
         is_sm90, tma = self.is_sm90 and aligned, self.tma and aligned
@@ -192,7 +197,7 @@ class Product(KernelLaunch):
         found: dict[str, Any] = {}
         if self.pushed:
             found[f"{self.left}_fed"] = getattr(slot, self._fed)
-        if any(one.name == "groups" for one in self.kernel.of(core.Param)):
+        if self._takes_groups:
             found["groups"] = self.groups
         if self.scaling:
             theirs, of_right = (bound[scales_of(name)] for name in (self.left, self.right))

@@ -173,5 +173,7 @@ def _descriptor(block: tuple[int, int], given: Specialised) -> str:
 
 def leaves_by_pointers(kernel: core.Kernel, one: core.Param) -> bool:
     """Is it a result that leaves the generic variant by pointers, since it is no whole tile?"""
-    return any(one.name in hook.args for hook in kernel.of(core.Hook)
-               if hook.function in ("store_own", "store_value", "stage"))  # fmt: skip
+    for hook in kernel.of(core.Hook):
+        if hook.function in ("store_own", "store_value", "stage") and one.name in hook.args:
+            return True
+    return False
