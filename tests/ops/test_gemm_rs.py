@@ -246,10 +246,10 @@ def test_a_recorded_call_takes_another_way_for_which_all_is_there(ranks, monkeyp
     problem = problem_for(op, 3, 96, 64, 32)
     ways = {False: "ce_push", True: other}
 
-    def chosen(world, problem, is_recorded=False):
+    def chosen(world, problem, config, is_recorded=False):
         return Config(transport=ways[is_recorded], tile_m=32, tile_n=16)
 
-    monkeypatch.setattr(module, "config_of", chosen)
+    monkeypatch.setattr(module, "given_or_chosen", chosen)
 
     def main():
         world = weft.init()

@@ -200,7 +200,7 @@ class Call(ProductCall):
         own = tensors[self._left]
         first, end = self.problem.shard(self.world.rank)
         if own.shape[0] != end - first:
-            tensors[self._left] = own.new_empty(end - first, self.problem.k)
+            tensors[self._left] = own.new_zeros(end - first, self.problem.k)
         self._run_unfused(None, **tensors)
 
     def _multiply(self, gathered: Any, b: Any, out: Any) -> None:
