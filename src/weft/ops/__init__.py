@@ -52,11 +52,10 @@ def names() -> tuple[str, ...]:
     return tuple(sorted(name for name in found if not name.startswith("_")))
 
 
+@functools.cache
 def card(name: str) -> Op:
-    """The card of the operator called `name`."""
-    # A call of new sizes asks for it: most of a look by `import_module` is spared.
-    module = sys.modules.get(f"{__name__}.{name}") or importlib.import_module(f"{__name__}.{name}")
-    return module.op
+    """The card of the operator called `name`; kept, since each call of new sizes asks for it."""
+    return importlib.import_module(f"{__name__}.{name}").op
 
 
 def cards() -> dict[str, Op]:

@@ -46,8 +46,11 @@ class Memory:
         # Halves of boxes take turns; and whoever waits for credits waits for those of every call.
         self._num_slots = 1 if self._packets and not self._is_credited else None
         self._wanted = self._request()
-        device = self.world.device
-        self._likes = [
+
+    @cached_property
+    def _likes(self) -> list[torch.Tensor]:
+        sized, device = self.sized, self.world.device
+        return [
             like(sized.shape(name), getattr(torch, sized.buffers[name].dtype), device)
             for name in self.plan.results
         ]
