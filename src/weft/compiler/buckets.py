@@ -47,7 +47,7 @@ def of_bucket(problem: Problem) -> Problem:
         return problem
     # As dataclasses.replace, without its checks of all other fields: each new m asks it.
     found = copy(problem)
-    vars(found)["m"] = m
+    object.__setattr__(found, "m", m)  # problems are frozen
     return found
 
 
