@@ -20,7 +20,7 @@ from weft.ir.schedule import PUSHERS, Schedule
 from weft.plan import launches, scales
 from weft.plan.launches import KernelLaunch, Start
 from weft.plan.sizes import SizedPlan
-from weft.tiles import blocking, gemm, gemm_sm90, multiply_sm90, tile_scheduler
+from weft.tiles import blocking, descriptors_sm90, gemm, gemm_sm90, multiply_sm90, tile_scheduler
 from weft.tiles.hooks import whole
 from weft.tiles.relay import groups_among
 
@@ -234,7 +234,7 @@ class Product(KernelLaunch):
         is_pointer = one.sort == "pointer" or signature.leaves_by_pointers(self.kernel, one)
         if not tma or (is_pointer and not (is_sm90 and one.sort == "operand")):
             return tensor
-        describe = gemm_sm90.descriptor if is_sm90 else blocking.descriptor
+        describe = descriptors_sm90.descriptor if is_sm90 else blocking.descriptor
         tile_m, tile_n, tile_k = self.tile if is_sm90 else self.plain_tile
         if one.name in self.launch.writes[1:]:  # a chunk's rows lie in one piece, as an engine asks
             kept = tensor.view(-1, self.n // self.parts.chunks)
