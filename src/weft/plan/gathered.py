@@ -103,17 +103,6 @@ class Problem(Scaled):
     def shard_bytes(self) -> int:
         return self.rows * self.k * self.itemsize
 
-    @property
-    def flops(self) -> int:
-        """Of one rank."""
-        return 2 * self.m * self.n * self.k
-
-    @property
-    def memory_bytes(self) -> int:
-        """What one rank's product must read and write at least."""
-        operands = (self.m + self.n) * self.k * self.itemsize
-        return operands + self.m * self.n * self.out_itemsize
-
 
 def problem_of(
     world: Any, a: Any, b: Any, m: int | None = None, out: Any = None, scale_a: Any = None,

@@ -168,17 +168,6 @@ class Problem(Scaled, Product):
     def can_use_library(self, target: Target) -> bool:
         return self.library_takes(target) and super().can_use_library(target)
 
-    @property
-    def flops(self) -> int:
-        """Of one rank's product."""
-        return 2 * self.m * self.n * self.k
-
-    @property
-    def memory_bytes(self) -> int:
-        """What one rank's product must read and write at least."""
-        operands = (self.m + self.n) * self.k * self.itemsize
-        return operands + self.m * self.n * self.out_itemsize
-
     def types(self) -> dict[str, Tensor]:
         k = self.k * self.num_ranks
         a = Tensor(self.dtype, ("m", k), Shard(1))
