@@ -29,7 +29,7 @@ from triton.experimental.gluon import language as gl
 
 import weft.language as wl
 from weft.base.dtypes import tolerance
-from weft.tiles import gemm, gemm_sm90, swizzle, tile_scheduler
+from weft.tiles import descriptors_sm90, gemm, gemm_sm90, swizzle, tile_scheduler
 from weft.tiles.blocking import Blocking
 from weft.tune.figures import percentile
 from weft.tune.provenance import clocks, provenance, save
@@ -196,9 +196,9 @@ class Bench:
         chunk = (rows, variant.chunk)
         descriptors = [
             (
-                gemm_sm90.descriptor(a, (cut.tile_m, cut.tile_k)),
-                gemm_sm90.descriptor(b, (gemm_sm90.block_columns(cut.tile_n), cut.tile_k)),
-                gemm_sm90.descriptor(c, chunk),
+                descriptors_sm90.descriptor(a, (cut.tile_m, cut.tile_k)),
+                descriptors_sm90.descriptor(b, (gemm_sm90.block_columns(cut.tile_n), cut.tile_k)),
+                descriptors_sm90.descriptor(c, chunk),
             )
             for a, b, c in self.sets
         ]

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests" / "litmus"))
 
 import data_kernels

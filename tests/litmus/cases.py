@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from axiomatic import Access, Litmus, Thread, placements
+
 from weft.base.vocabulary import Order, Scope
-from weft.verify.axiomatic import Access, Litmus, Thread, placements
 
 RLX, ACQ, REL, AR = Order.RELAXED, Order.ACQUIRE, Order.RELEASE, Order.ACQ_REL
 GPU, SYS = Scope.DEVICE, Scope.SYSTEM

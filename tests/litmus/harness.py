@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from axiomatic import Litmus, Outcome, allowed_outcomes
 from kernel_source import CELL_WORDS, kernel_of
-
-from weft.verify.axiomatic import Litmus, Outcome, allowed_outcomes
 
 # Registers are counted in a base larger than any value they take.
 BASE = 8

@@ -14,7 +14,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from weft.verify.axiomatic import Access, Litmus
+from axiomatic import Access, Litmus
 
 # Cells lie this many int32 words apart: a cache line each.
 CELL_WORDS = 32

@@ -1,11 +1,7 @@
 """The enumerator against outcomes whose answer is known, and every litmus program through it."""
 
 import pytest
-from cases import cases
-
-from weft.base.errors import UsageError
-from weft.base.vocabulary import Order, Scope
-from weft.verify.axiomatic import (
+from axiomatic import (
     Access,
     Litmus,
     ProxyFence,
@@ -13,6 +9,10 @@ from weft.verify.axiomatic import (
     allowed_outcomes,
     is_allowed,
 )
+from cases import cases
+
+from weft.base.errors import UsageError
+from weft.base.vocabulary import Order, Scope
 
 # The weak outcome of these is forbidden; of all others in `cases`, allowed.
 FORBIDDEN = {

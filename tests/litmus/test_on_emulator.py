@@ -1,12 +1,12 @@
 """Every litmus program on emulated ranks: nothing forbidden is seen, and races are found."""
 
 import pytest
+from axiomatic import is_allowed
 from cases import cases
 from harness import Bench, Effort
 
 import weft
 from weft.base.vocabulary import Scope
-from weft.verify.axiomatic import is_allowed
 
 EFFORT = Effort(lanes=2, iterations=2, launches=1, stress=0, max_delay=3)
 

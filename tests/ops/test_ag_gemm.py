@@ -570,10 +570,10 @@ def test_what_a_recorded_call_leaves_to_the_gather_is_there_when_it_is_recorded(
     problem = Problem(96, 64, 32, 3, "float32")
     ways = {False: "sm_push", True: "all_gather"}
 
-    def chosen(world, problem, is_recorded=False):
+    def chosen(world, problem, config, is_recorded=False):
         return Config(transport=ways[is_recorded], tile_m=32, tile_n=16)
 
-    monkeypatch.setattr(module, "config_of", chosen)
+    monkeypatch.setattr(module, "given_or_chosen", chosen)
 
     def main():
         world = weft.init()

@@ -97,11 +97,11 @@ def test_eager_recorded_replayed_and_repeated_calls_have_the_same_bits(ranks, mo
     """Of a choice that differs by recording; and without the mode bits differ, so this can fail."""
     module = importlib.import_module(f"weft.ops.{name}")
 
-    def chosen(world, problem, is_recorded=False):
+    def chosen(world, problem, config, is_recorded=False):
         cut = {"tile_m": 16, "tile_n": 16, **UNLIKE[name][is_recorded]}
         return module.Config(**cut)
 
-    monkeypatch.setattr(module, "config_of", chosen)
+    monkeypatch.setattr(module, "given_or_chosen", chosen)
     problem = module.op.make_problem(2, {"m": 64, "n": 32, "k": 512}, "float32")
 
     def main():

@@ -246,16 +246,17 @@ def test_a_recorded_call_takes_another_way_for_which_all_is_there(ranks, monkeyp
     problem = problem_for(op, 3, 96, 64, 32)
     ways = {False: "ce_push", True: other}
 
-    def chosen(world, problem, is_recorded=False):
+    def chosen(world, problem, config, is_recorded=False):
         return Config(transport=ways[is_recorded], tile_m=32, tile_n=16)
 
-    monkeypatch.setattr(module, "config_of", chosen)
+    monkeypatch.setattr(module, "given_or_chosen", chosen)
 
     def main():
         world = weft.init()
         taken, take = [], world.backend.take_token
         world.backend.take_token = lambda word: taken.append(word) or take(word)
-        for one in (problem, replace(problem, m=120)):  # memory alone is had for other m
+        # Memory alone is had for other m; of 12 rows another mailbox.
+        for one in (problem, replace(problem, m=120), replace(problem, m=12)):
             everyone = [op.make_inputs(one, rank) for rank in range(3)]
             mine, right = everyone[world.rank], op.reference(one, everyone)[world.rank]
             taken.clear()

@@ -177,10 +177,10 @@ def test_what_is_prepared_for_one_ranks_tensors_takes_no_turn(ranks, monkeypatch
     module = importlib.import_module("weft.ops.gemm_rs")
     ways = {False: "ce_push", True: "sm_push"}
 
-    def chosen(world, problem, is_recorded=False):
+    def chosen(world, problem, config, is_recorded=False):
         return module.Config(transport=ways[is_recorded], tile_m=16, tile_n=16)
 
-    monkeypatch.setattr(module, "config_of", chosen)
+    monkeypatch.setattr(module, "given_or_chosen", chosen)
     ranks(lambda: Rank("gemm_rs", "out", None, "float32").calls(), RANKS)
 
 

@@ -26,8 +26,8 @@ class World:
     def __init__(self, rank: int, arrays: list[torch.Tensor]) -> None:
         self.rank, self.arrays = rank, arrays
 
-    def peer(self, array: torch.Tensor, peer: int) -> torch.Tensor:
-        return self.arrays[peer]
+    def peers(self, array: torch.Tensor, peers: list[int]) -> list[torch.Tensor]:
+        return [self.arrays[peer] for peer in peers]
 
 
 def described(rank: int, *shape: int, m: int = 21) -> list[tuple[int, int]]:

@@ -24,12 +24,12 @@ class Copied:
     """A world that takes down what is copied, in order. `peers` are the arrays of each rank."""
 
     def __init__(self, rank: int, num_ranks: int, peers: list[SimpleNamespace]) -> None:
-        self.rank, self.num_ranks, self.peers = rank, num_ranks, peers
+        self.rank, self.num_ranks, self.arrays = rank, num_ranks, peers
         self.names = {id(one): name for name, one in vars(peers[rank]).items()}
         self.copies: list[tuple[bool, torch.Tensor, torch.Tensor]] = []
 
-    def peer(self, array, rank):
-        return getattr(self.peers[rank], self.names[id(array)])
+    def peers(self, array, ranks):
+        return [getattr(self.arrays[rank], self.names[id(array)]) for rank in ranks]
 
     def copy(self, dst, src):
         self.copies.append((False, dst, src))

@@ -5,6 +5,8 @@ For what is common to all backends: allocation, tables, slots, call order.
 
 from __future__ import annotations
 
+import os
+import sys
 import threading
 import weakref
 from collections.abc import Callable, Sequence
@@ -14,6 +16,7 @@ from typing import Any
 
 import torch
 
+import weft
 from weft.base.elements import Axes
 from weft.base.errors import TimeoutError
 from weft.base.settings import Settings
@@ -23,6 +26,7 @@ from weft.runtime import registry
 from weft.runtime.backend import CALL_LOG_BYTES, RecordingLife, Seats
 from weft.runtime.world import World
 
+ROOT = os.path.dirname(weft.__file__)
 # A rank that is gone is noticed, a machine that is busy is not taken for one.
 PATIENCE_S = 60.0
 
@@ -223,6 +227,20 @@ class WritingBackend(FakeBackend):
 
     def take_token(self, word: torch.Tensor) -> None:
         self.log.append(("token", word.data_ptr(), self.current_stream().handle))
+
+
+def functions_of(call: Callable[[], Any]) -> int:
+    """How many of weft's functions a call calls on this thread, steps of generators too."""
+    names: list[str] = []
+
+    def look(frame: Any, event: str, _: Any) -> None:
+        if event == "call" and frame.f_code.co_filename.startswith(ROOT):
+            names.append(frame.f_code.co_qualname)
+
+    sys.setprofile(look)
+    call()
+    sys.setprofile(None)
+    return len(names)
 
 
 def by_stream(log: list[tuple]) -> dict[int, list[tuple]]:

@@ -225,9 +225,10 @@ def called(what: Any, config: Any, world: Any, tensors: list[torch.Tensor], m: i
         now.by_address = before
 
 
+# Engines are in one of these, a program that overlaps in another: to compile both in one takes
+# longer than all others together.
 QUICK = ("gathered by SMs", "gathered by packets", "summed by engines", "reduced",
-         "a program by engines", "columns of all ranks", "a norm of rows that are gathered",
-         "a persistent program",
+         "columns of all ranks", "a norm of rows that are gathered", "a persistent program",
          "reduced on AMD")  # fmt: skip
 
 
@@ -366,8 +367,10 @@ def taken_by(assembly: dict[str, Any]) -> list[int]:
     ]
 
 
-@pytest.mark.parametrize("case", ["summed by engines", "gathered by packets", "reduced",
-                                  "a program by engines", "reduced on AMD"])  # fmt: skip
+@pytest.mark.parametrize("case", [
+    "summed by engines", "gathered by packets", "reduced", "a norm of rows that are gathered",
+    "reduced on AMD",
+])  # fmt: skip
 def test_what_is_packed_is_what_the_assembly_takes(case):
     """As many words, each as wide: tensor maps whole, Triton's scratch memory last."""
     made = built(case)

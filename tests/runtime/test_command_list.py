@@ -3,6 +3,7 @@ the same arguments, copies and waits of streams, for other tensors and in each s
 
 from __future__ import annotations
 
+import importlib
 import threading
 from types import SimpleNamespace
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 import fake_machine
 import pytest
 import torch
-from fake_machine import by_stream
+from fake_machine import by_stream, functions_of
 
 import weft.ops as ops
 from weft.base.errors import TimeoutError
@@ -21,6 +22,7 @@ from weft.compiler import (
     Shard,
     Tensor,
     all_gather,
+    buckets,
     program,
     reduce_scatter,
     rms_norm,
@@ -359,3 +361,50 @@ def test_extents_of_tensors():
     assert command_list.extent_bytes(x) == 6 * 8 * 4
     assert command_list.extent_bytes(x.t()[:3]) == (5 * 8 + 3) * 4
     assert command_list.extent_bytes(x[:0]) == 0
+
+
+SMS = {"transport": "sm_push", "template": "sm90", "tile_n": 256}
+ENGINES = {**SMS, "transport": "ce_push"}
+
+
+@pytest.mark.parametrize(
+    ("op", "eager", "recorded", "most"),
+    [
+        ("ag_gemm", SMS, {"transport": "all_gather"}, 450),
+        ("ag_gemm", ENGINES, SMS, 620),
+        ("gemm_rs", SMS, {"transport": "reduce_scatter"}, 450),
+        ("gemm_rs", ENGINES, SMS, 600),
+        ("gemm_ar", SMS, None, 420),
+        ("gemm_ar", {"transport": "one_shot_ll"}, None, 280),
+    ],
+)
+def test_a_first_call_of_an_m_calls_few_functions(op, eager, recorded, most, monkeypatch):
+    """Of a bucket of which others were called: what does not follow from m is there. What a
+    recorded call needs is had, without being asked for again."""
+    module, ways = importlib.import_module(f"weft.ops.{op}"), {False: eager, True: recorded}
+
+    def chosen(world: Any, problem: Any, config: Any, is_recorded: bool = False) -> Any:
+        return card(op).config(**ways[is_recorded])
+
+    monkeypatch.setattr(module, "given_or_chosen", chosen)
+    # What a library does in the first call of all.
+    monkeypatch.setattr(torch, "mm", lambda a, b, out: out)
+    monkeypatch.setattr(triton_api, "relauncher", lambda *_: None)
+    small = "ll" in eager["transport"]
+    ms = (48, 40, 36, 44) if small else (992, 968, 976, 984)
+    assert small or len({buckets.bucket_of(m, 4) for m in ms}) == 1
+
+    def main(world, now):
+        def call(m: int) -> None:
+            tensors, out = tensors_of(op, world.num_ranks, m)
+            getattr(ops, op)(*tensors, world=world, out=out)
+
+        *others, new = ms
+        for m in others:
+            call(m)
+        now.log.clear()
+        functions = functions_of(lambda: call(new))
+        assert any(one[0] == "launch" for one in now.log)
+        return functions
+
+    assert max(results_of(main, 4)) <= most

@@ -3,23 +3,16 @@ are a machine's. On one H200 a function and what it does take about 0.5 us."""
 
 from __future__ import annotations
 
-import os
-import sys
-from collections.abc import Callable
-from typing import Any
-
 import pytest
 import torch
-from fake_machine import FakeBackend, FakeRecording, run_ranks
+from fake_machine import FakeBackend, FakeRecording, functions_of, run_ranks
 
-import weft
 import weft.ops as ops
 from weft.base.target import parse_target
 from weft.language import triton_api
 from weft.ops import card
 from weft.plan.runner import PlanRunner
 
-ROOT = os.path.dirname(weft.__file__)
 N, K = 256, 128
 # Calls after which all is found, kept and recorded; those that are counted.
 WARM_UP, COUNTED = 8, 4
@@ -48,23 +41,6 @@ def hopper(monkeypatch):
     monkeypatch.setattr(triton_api.driver_config, "_active", Driver())
     with triton_api.held_launches():
         yield
-
-
-def functions_of(call: Callable[[], Any]) -> int:
-    """How many of weft's functions a call calls, of several the fewest."""
-    counted = []
-    for _ in range(COUNTED):
-        names: list[str] = []
-
-        def look(frame: Any, event: str, _: Any, names: list[str] = names) -> None:
-            if event == "call" and frame.f_code.co_filename.startswith(ROOT):
-                names.append(frame.f_code.co_qualname)
-
-        sys.setprofile(look)
-        call()
-        sys.setprofile(None)
-        counted.append(len(names))
-    return min(counted)
 
 
 def shapes_of(op: str, num_ranks: int, m: int) -> tuple[list[tuple[int, int]], tuple[int, int]]:
@@ -108,7 +84,7 @@ def test_an_eager_call_calls_few_functions(hopper, op, m, config, most, num_rank
 
         for _ in range(WARM_UP):
             call()
-        return functions_of(call)
+        return min(functions_of(call) for _ in range(COUNTED))
 
     for count in run_ranks(main, num_ranks, heap_bytes=1 << 26):
         assert count <= most

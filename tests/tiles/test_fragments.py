@@ -16,7 +16,7 @@ import weft
 from weft.base.records import KernelRecord
 from weft.base.target import TARGETS
 from weft.language import triton_api
-from weft.tiles import fragments, gemm_sm90
+from weft.tiles import descriptors_sm90, fragments
 from weft.tiles.hooks import epilogue
 
 ROWS, COLUMNS = 64, 128
@@ -54,7 +54,7 @@ def in_gluon(x, out, num_rows, num_columns, rows: gl.constexpr, columns: gl.cons
 def test_one_hook_is_compiled_in_both(kernel):
     constants = {"rows": ROWS, "columns": COLUMNS}
     if kernel is in_gluon:
-        constants["layout"] = gemm_sm90.block_layout((ROWS, COLUMNS), 2)
+        constants["layout"] = descriptors_sm90.block_layout((ROWS, COLUMNS), 2)
     names = [name for name in ("product", "x", "out") if name in kernel.arg_names]
     numbers = dict.fromkeys(("num_rows", "num_columns"), "i32")
     record = KernelRecord(

@@ -14,7 +14,7 @@ from weft.base.dtypes import tolerance
 from weft.base.records import KernelRecord
 from weft.base.target import TARGETS
 from weft.language import triton_api
-from weft.tiles import gemm, gemm_sm90, swizzle, tile_scheduler
+from weft.tiles import descriptors_sm90, gemm, gemm_sm90, swizzle, tile_scheduler
 
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
 KINDS = ("tensor", "rows", "blocks")
@@ -120,7 +120,7 @@ def test_products_of_fp8_run_on_hoppers_tensor_cores(per_block):
     assert chunk == (64, 64)
 
     def operand(block, word, size):
-        layout = gemm_sm90.block_layout(block, size)
+        layout = descriptors_sm90.block_layout(block, size)
         return f"tensordesc<{word}[{block[0]}, {block[1]}],{layout!r}>"
 
     record = KernelRecord(
@@ -185,9 +185,9 @@ def test_multiplies_fp8_as_the_generic_variant(shape, kind):
     args = scaled_args(scale_a, scale_b, extents, kind)
     chunk = gemm_sm90.chunk_of(cut.tile_m, cut.tile_n, 1)
     scaled_gemm_sm90[(programs,)](
-        gemm_sm90.descriptor(a, (cut.tile_m, cut.tile_k)),
-        gemm_sm90.descriptor(b, (cut.tile_n, cut.tile_k)),
-        gemm_sm90.descriptor(c, chunk), partials, summed, 2,
+        descriptors_sm90.descriptor(a, (cut.tile_m, cut.tile_k)),
+        descriptors_sm90.descriptor(b, (cut.tile_n, cut.tile_k)),
+        descriptors_sm90.descriptor(c, chunk), partials, summed, 2,
         args.a, args.b, *args[3:], extents, cut.tile_m, cut.tile_n, cut.tile_k, cut.num_stages,
         kind == "blocks", num_warps=cut.num_warps,
     )  # fmt: skip

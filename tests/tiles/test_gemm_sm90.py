@@ -25,7 +25,15 @@ from weft.emulator.codegen import compile_ttir
 from weft.emulator.rewriting import Rewrite
 from weft.language import triton_api
 from weft.language.world_arg import WorldArg, language_version
-from weft.tiles import fragments, gemm, gemm_sm90, multiply_sm90, swizzle, tile_scheduler
+from weft.tiles import (
+    descriptors_sm90,
+    fragments,
+    gemm,
+    gemm_sm90,
+    multiply_sm90,
+    swizzle,
+    tile_scheduler,
+)
 from weft.tiles.blocking import Blocking
 from weft.verify import compiled
 
@@ -160,7 +168,7 @@ def record_of(blocking, dtype: str, b_is_nk: bool, **more: str) -> KernelRecord:
     chunk = gemm_sm90.chunk_of(tile_m, tile_n)
 
     def operand(block) -> str:
-        layout = gemm_sm90.block_layout(block, 2)
+        layout = descriptors_sm90.block_layout(block, 2)
         return f"tensordesc<{dtype}[{block[0]}, {block[1]}],{layout!r}>"
 
     return KernelRecord(
@@ -288,9 +296,9 @@ def assert_multiplies(shape, blocking, b_is_nk, dtype, programs, head=0, device=
     for e in range(1, calls + 1):
         c.fill_(float("nan"))
         plain_gemm[(programs,)](
-            gemm_sm90.descriptor(a, (tile_m, tile_k)),
-            gemm_sm90.descriptor(right, block_of_b(blocking, b_is_nk)),
-            gemm_sm90.descriptor(c, chunk), partials, summed, e,
+            descriptors_sm90.descriptor(a, (tile_m, tile_k)),
+            descriptors_sm90.descriptor(right, block_of_b(blocking, b_is_nk)),
+            descriptors_sm90.descriptor(c, chunk), partials, summed, e,
             gemm.Shape(m, n, k, k, right.stride(0), n), early, first_wave, tile_m, tile_n, tile_k,
             blocking.num_stages, b_is_nk, num_warps=blocking.num_warps,
         )  # fmt: skip
@@ -381,9 +389,9 @@ def test_hooks_combine_and_announce(blocking):
     partials = torch.empty(tile_scheduler.partial_elements(tile_m, tile_n, programs), device="cuda")
     summed = torch.zeros(2 * programs, device="cuda", dtype=torch.int64)
     gemm_with_all_hooks[(programs,)](
-        gemm_sm90.descriptor(a, (tile_m, tile_k)),
-        gemm_sm90.descriptor(b, block_of_b(blocking, False)),
-        gemm_sm90.descriptor(c, chunk), d, told, partials, summed, 5,
+        descriptors_sm90.descriptor(a, (tile_m, tile_k)),
+        descriptors_sm90.descriptor(b, block_of_b(blocking, False)),
+        descriptors_sm90.descriptor(c, chunk), d, told, partials, summed, 5,
         gemm.Shape(m, n, k, k, n, n),
         WorldArg(table, gl.constexpr(1), gl.constexpr(language_version())),
         tile_m, tile_n, tile_k, blocking.num_stages, False, num_warps=blocking.num_warps,

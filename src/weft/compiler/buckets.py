@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
+from copy import copy
 from functools import lru_cache, wraps
 from typing import Any, TypeVar, cast
 
@@ -43,7 +43,12 @@ def bucket_of(m: int, num_ranks: int) -> int:
 def of_bucket(problem: Problem) -> Problem:
     """A problem of m rows with the most that are done as these are."""
     m = bucket_of(problem.m, problem.num_ranks)
-    return problem if m == problem.m else replace(problem, m=m)
+    if m == problem.m:
+        return problem
+    # As dataclasses.replace, without its checks of all other fields: each new m asks it.
+    found = copy(problem)
+    object.__setattr__(found, "m", m)  # problems are frozen
+    return found
 
 
 def buckets_of(sizes: Iterable[int], num_ranks: int) -> list[int]:

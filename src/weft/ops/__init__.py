@@ -52,8 +52,9 @@ def names() -> tuple[str, ...]:
     return tuple(sorted(name for name in found if not name.startswith("_")))
 
 
+@functools.cache
 def card(name: str) -> Op:
-    """The card of the operator called `name`."""
+    """The card of the operator called `name`; kept, since each call of new sizes asks for it."""
     return importlib.import_module(f"{__name__}.{name}").op
 
 

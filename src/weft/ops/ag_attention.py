@@ -54,7 +54,7 @@ from weft.ir.task import Program
 from weft.ops import _baselines
 from weft.plan import by_libraries, call_cache, described, operations, problems
 from weft.plan.attention_launches import GatheredAttention
-from weft.plan.choices import config_of
+from weft.plan.choices import given_or_chosen
 from weft.plan.sequence_shards import shards_of
 from weft.runtime.world import World
 from weft.tiles import attention_blocking
@@ -298,8 +298,7 @@ def _make_call(
     problem = problem_of(world, q, k, v, cu_seqlens, causal, zigzag, m)
     if out is not None:
         call_cache.check_out(Problem.op, out, q.shape, q.dtype, world)
-    config = config or config_of(world, problem)
-    config.check(problem, world.target)
+    config = given_or_chosen(world, problem, config)
     return GatheredAttention(world, problem, config, scale)
 
 

@@ -28,7 +28,7 @@ from weft.compiler.gather_schedules import CE_PUSH, LL, RELAY, UNFUSED, Config, 
 from weft.ops import _baselines
 from weft.plan import described, gathered, operations, scales
 from weft.plan.call_cache import by_layout, find_call
-from weft.plan.choices import config_of
+from weft.plan.choices import given_or_chosen
 from weft.plan.gathered import Problem, make_inputs, problem_of
 from weft.plan.runner import is_as_recorded
 from weft.runtime.world import World
@@ -85,8 +85,9 @@ def _make_call(
     is_recorded: bool, config: Config | None,
 ) -> gathered.Call:  # fmt: skip
     problem = problem_of(world, a, b, m, out, scale_a, scale_b)
-    chosen = config or config_of(world, problem, is_recorded)
-    other = None if config or is_recorded else config_of(world, problem, is_recorded=True)
+    chosen = given_or_chosen(world, problem, config, is_recorded)
+    is_free = config is None and not is_recorded
+    other = given_or_chosen(world, problem, None, True) if is_free else None
     tensors = scales.named(a, b, scale_a, scale_b)
     return gathered.Call(world, problem, chosen, tensors, program, other)
 

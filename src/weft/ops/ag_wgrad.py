@@ -31,7 +31,7 @@ from weft.compiler import Shard, Tensor, frontend, gather_schedules, layouts
 from weft.compiler.gather_schedules import CE_PUSH, LIBRARY, SM_PUSH, programs_on
 from weft.ops import _baselines
 from weft.plan import call_cache, described, gathered, operations, problems
-from weft.plan.choices import config_of
+from weft.plan.choices import given_or_chosen
 from weft.runtime.world import World
 from weft.tiles import blocking
 
@@ -152,7 +152,7 @@ def ag_wgrad(
 
 def _make_call(world: World, x: Any, y: Any, out: Any, gathered: str, config: Any) -> Call:
     problem = problem_of(world, x, y, gathered, out)
-    config = config or config_of(world, problem)
+    config = given_or_chosen(world, problem, config)
     program = of_y if problem.gathers_y else of_x
     return Call(world, problem, config, {"x": x, "y": y}, program)
 

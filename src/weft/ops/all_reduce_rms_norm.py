@@ -42,7 +42,7 @@ from weft.ir.task import LL, Program
 from weft.ops import _baselines
 from weft.plan import described, operations, tuning_table
 from weft.plan.call_cache import find_call
-from weft.plan.choices import config_of
+from weft.plan.choices import given_or_chosen
 from weft.plan.problems import Rows, nodes_of, random_rows, sum_over_ranks
 from weft.plan.runner import PlanRunner
 from weft.runtime.world import World
@@ -178,8 +178,7 @@ class _Call:
         layouts.bind_sizes(Problem.op, world, tensors, FORMS, {})
         (m, n), target, nodes = x.shape, world.target, nodes_of(world)
         problem = Problem(m, n, world.num_ranks, str(x.dtype), nodes)
-        config = config or config_of(world, problem)
-        config.check(problem, target)
+        config = given_or_chosen(world, problem, config)
         self.name = f"{problem.op} m={m},n={n} {problem.dtype} eps={eps} {config}"
         self.runner = None
         if not problem.is_empty:

@@ -51,7 +51,7 @@ from weft.compiler import layouts
 from weft.ops import _baselines
 from weft.plan import by_libraries, call_cache, described, operations, problems, tuning_table
 from weft.plan.attention_launches import MergedDecode
-from weft.plan.choices import config_of
+from weft.plan.choices import given_or_chosen
 from weft.runtime.world import World
 from weft.tiles import attention_blocking, attention_decode
 
@@ -215,8 +215,7 @@ def _make_call(
     scale: float | None, config: Config | None,
 ) -> MergedDecode:  # fmt: skip
     problem = problem_of(world, q, k_cache, v_cache, lengths, block_table)
-    config = config or config_of(world, problem)
-    config.check(problem, world.target)
+    config = given_or_chosen(world, problem, config)
     return MergedDecode(world, problem, config, problem.scale if scale is None else scale)
 
 

@@ -32,7 +32,7 @@ from weft.ops import _baselines
 from weft.ops.all_reduce import Problem as AllReduce
 from weft.plan import operations, scales, summed
 from weft.plan.call_cache import by_layout, find_call
-from weft.plan.choices import config_of
+from weft.plan.choices import given_or_chosen
 from weft.runtime.world import World
 
 # Rows up to which packets carry tiles in the product's launch (2 x H100, recorded, four layers:
@@ -121,7 +121,7 @@ def _make_call(
     world: World, a: Any, b: Any, out: Any, scale_a: Any, scale_b: Any, config: Any
 ) -> summed.Call:
     problem = problem_of(world, a, b, out, scale_a, scale_b)
-    chosen = config or config_of(world, problem)
+    chosen = given_or_chosen(world, problem, config)
     return summed.Call(world, problem, chosen, scales.named(a, b, scale_a, scale_b))
 
 

@@ -32,7 +32,7 @@ from weft.ops import _baselines
 from weft.ops.reduce_scatter import Problem as ReduceScatter
 from weft.plan import operations, scales, summed
 from weft.plan.call_cache import by_layout, find_call
-from weft.plan.choices import config_of
+from weft.plan.choices import given_or_chosen
 from weft.plan.runner import is_as_recorded
 from weft.runtime.world import World
 
@@ -119,9 +119,9 @@ def _make_call(
     world: Any, a: Any, b: Any, out: Any, scale_a: Any, scale_b: Any, is_recorded: bool, config: Any
 ) -> summed.Call:
     problem = problem_of(world, a, b, out, scale_a, scale_b)
-    chosen = config or config_of(world, problem, is_recorded)
+    chosen = given_or_chosen(world, problem, config, is_recorded)
     is_free = config is None and not is_recorded
-    other = config_of(world, problem, is_recorded=True) if is_free else None
+    other = given_or_chosen(world, problem, None, True) if is_free else None
     return summed.Call(world, problem, chosen, scales.named(a, b, scale_a, scale_b), other)
 
 

@@ -48,7 +48,7 @@ from weft.compiler import layouts
 from weft.compiler.experts import Routing, Scoring, Tables, choose, tables
 from weft.plan import by_libraries, described, operations
 from weft.plan.call_cache import check_shard
-from weft.plan.choices import config_of
+from weft.plan.choices import given_or_chosen
 from weft.plan.exchanges import Resident
 from weft.plan.launches import Start
 from weft.plan.problems import nodes_of, random_rows
@@ -238,8 +238,7 @@ def moe_route(
         world, logits, top_k, m, renormalise, tile_m, score, bias, groups, top_groups, group_best,
         scale, split_experts,
     )  # fmt: skip
-    config = config or config_of(world, problem)
-    config.check(problem, world.target)
+    config = given_or_chosen(world, problem, config)
     world.operator_call(
         f"moe_route m={problem.m},n={problem.n} {problem.dtype} top_k={top_k} "
         f"tile_m={tile_m} {problem.scoring} biased={problem.biased} "

@@ -108,7 +108,7 @@ def refuse(op: str, world: Any, config: Any) -> None:
 def described(names: Iterable[str], tensors: Iterable[torch.Tensor | None], world: Any) -> str:
     """What may differ between ranks in a call's tensors: shown where their calls differ. `world`
     says where they lie; None where the call does not depend on it."""
-    return ", ".join(f"{name} {_described(one, world)}" for name, one in zip(names, tensors))
+    return ", ".join([f"{name} {_described(one, world)}" for name, one in zip(names, tensors)])
 
 
 def _described(tensor: torch.Tensor | None, world: Any) -> str:

@@ -27,6 +27,17 @@ def config_of(world: Any, problem: Any, is_recorded: bool = False) -> Any:
     return chosen(world, provider("collectives").card(problem.op), problem, is_recorded)
 
 
+def given_or_chosen(world: Any, problem: Any, config: Any, is_recorded: bool = False) -> Any:
+    """The caller's configuration, or what `config_of` says, which fits the problem.
+
+    Raises  ConfigError: the caller's does not
+    """
+    if config is None:
+        return config_of(world, problem, is_recorded)
+    config.check(problem, world.target)
+    return config
+
+
 def lowering_of(world: Any, program: Program, facts: Facts) -> str | None:
     """How calls of a tensor program were measured to be best run; None where they were not."""
     key = program_key(program, facts.sizes, facts.num_ranks)

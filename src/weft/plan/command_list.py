@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Sequence
-from operator import methodcaller
+from operator import attrgetter, methodcaller
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -42,7 +42,8 @@ def places_of(world: Any, slot: Any) -> Sized:
     if found is None:
         parts = [one for one in (*vars(slot).values(), *slot.arg) if isinstance(one, torch.Tensor)]
         # Of parts that begin at one address the largest.
-        sizes = {one.data_ptr(): one.nbytes for one in sorted(parts, key=_nbytes) if one.nbytes}
+        parts.sort(key=attrgetter("nbytes"))
+        sizes = {one.data_ptr(): one.nbytes for one in parts if one.nbytes}
         own = [*sizes]
         there = [0, *(apart for apart in world.distances if apart)]
         addresses = [address + apart for apart in there for address in own]
@@ -54,13 +55,10 @@ def extent_bytes(tensor: torch.Tensor) -> int:
     """From a tensor's first byte to its last; 0 where it is empty."""
     if not tensor.numel():
         return 0
-    steps = zip(tensor.shape, tensor.stride())
-    last = sum((extent - 1) * stride for extent, stride in steps)
-    return (last + 1) * tensor.element_size()
-
-
-def _nbytes(tensor: torch.Tensor) -> int:
-    return tensor.nbytes
+    elements = 1
+    for extent, stride in zip(tensor.shape, tensor.stride()):
+        elements += (extent - 1) * stride
+    return elements * tensor.element_size()
 
 
 class CommandList(Commands):
@@ -68,7 +66,7 @@ class CommandList(Commands):
 
     def __init__(self, world: Any, places: Sequence[int], sizes: Sequence[int]) -> None:
         super().__init__(world)
-        known = ((at, at + size, i) for i, (at, size) in enumerate(zip(places, sizes)) if size)
+        known = [(at, at + size, i) for i, (at, size) in enumerate(zip(places, sizes)) if size]
         self._known = sorted(known)
         self._begins = [at for at, _, _ in self._known]
 
@@ -76,7 +74,7 @@ class CommandList(Commands):
     def is_clear(self) -> bool:
         """Is each address in one place alone?"""
         pairs = zip(self._known, self._known[1:])
-        return all(end <= begin for (_, end, _), (begin, _, _) in pairs)
+        return not [end for (_, end, _), (begin, _, _) in pairs if end > begin]
 
     def find(self, address: int) -> tuple[int, int]:
         """Its place, and how far behind that it is."""

@@ -96,6 +96,9 @@ class DescribedWorld:
     def peer(self, tensor: torch.Tensor, rank: int) -> torch.Tensor:
         return tensor
 
+    def peers(self, tensor: torch.Tensor, ranks: Sequence[int]) -> list[torch.Tensor]:
+        return [tensor] * len(ranks)
+
     def replays(self) -> Any:
         run = lambda key, launch, *_, **__: launch()  # noqa: E731
         return SimpleNamespace(run=run, replay=lambda key: False)
@@ -120,10 +123,10 @@ class _Calls(dict):
     def is_first(self, key: Any, kept: Any) -> bool:
         return False
 
-    def is_covered(self, kept: Any, sizes: Mapping[str, int]) -> bool:
-        return False
+    def is_covered(self, key: Any, sizes: Mapping[str, int]) -> bool:
+        return key[0] == "prepared"  # what is recorded is described by itself
 
-    def cover(self, kept: Any, sizes: Mapping[str, int]) -> None:
+    def cover(self, key: Any, sizes: Mapping[str, int], kept: Any = None) -> None:
         pass
 
 

@@ -10,6 +10,7 @@ arguments are bound by the names of its parameters.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import copy
@@ -29,7 +30,7 @@ from weft.compiler import layouts
 from weft.language import triton_api
 from weft.plan import described, nccl, tuning_table
 from weft.plan.call_cache import check_out, is_on_heap
-from weft.plan.choices import config_of
+from weft.plan.choices import config_of, given_or_chosen
 from weft.plan.launches import REGISTERS_OF_THREAD, THREADS_OF_SM
 from weft.plan.memory import like
 from weft.plan.problems import Rows, nodes_of, random_rows
@@ -252,12 +253,19 @@ def candidates(problem: Any, target: Target) -> Iterator[Config]:
     if len(problem.nodes) > 1:
         # Each sum, or shard, crosses between two nodes once.
         rows = (Row(tuning_table.ANY, "relay"), *rows)
-    found: dict[str, Config] = {}
-    for row in (*rows, *_others(problem, rows)):
+    found: set[str] = set()
+    last: list[Config] = []
+    for row in itertools.chain(rows, _others(problem, rows)):
+        if row.transport in found:
+            continue
         one = Config.of(row, problem.word_bytes, target)
-        if one.transport not in found and one.can(problem, target):
-            found[one.transport] = one
-    yield from sorted(found.values(), key=lambda one: problem.comes_last(one.transport))
+        if one.can(problem, target):
+            found.add(one.transport)
+            if problem.comes_last(one.transport):
+                last.append(one)
+            else:
+                yield one
+    yield from last
 
 
 def _others(problem: Any, rows: Sequence[Row]) -> Iterator[Row]:
@@ -321,8 +329,7 @@ class Call:
         shape = (problem.out_rows(world.rank), *x.shape[1:])
         if out is not None:
             check_out(problem.op, out, shape, x.dtype, world)
-        config = config or config_of(world, problem)
-        config.check(problem, world.target)
+        config = given_or_chosen(world, problem, config)
         self.world, self.problem, self.config = world, problem, config
         self._operator_call = world.operator_call
         self._like = like(shape, x.dtype, x.device)
@@ -388,12 +395,9 @@ class Call:
     def _launches(self, program: Any) -> Launches:
         """Launches of a program with a mailbox, one program for each tile that there is."""
         world, problem, config = self.world, self.problem, self.config
-        by_packets = "words" in program.arg_names
-        block_bytes = config.block * (PACKET_BYTES if by_packets else problem.word_bytes)
-        tiles = math.ceil(problem.part_bytes(config.transport) / block_bytes)
-        channels = min(config.channels, max(1, tiles))
+        channels, block_bytes = _cut(problem, config, program)
         counted = power_of_two(channels)
-        if by_packets:
+        if "words" in program.arg_names:
             take = partial(packet_boxes_of, world, counted, config.block)
         elif "staged" in program.arg_names:
             take = partial(staging_of, world, counted, problem.staged_bytes(self.shares_out))
@@ -436,6 +440,34 @@ class Call:
             **problem.extents(world.rank, word), **self.transport.constants, **more,
         }  # fmt: skip
         return tuple(given[name] for name in program.arg_names)
+
+
+def _cut(problem: Any, config: Config, program: Any) -> tuple[int, int]:
+    """Programs of a kernel with a mailbox, one for each tile that there is; a tile's bytes."""
+    by_packets = "words" in program.arg_names
+    block_bytes = config.block * (PACKET_BYTES if by_packets else problem.word_bytes)
+    tiles = math.ceil(problem.part_bytes(config.transport) / block_bytes)
+    return min(config.channels, max(1, tiles)), block_bytes
+
+
+def _divides(num_bytes: int) -> int:
+    """What of a number of bytes tells apart kernels, which count them in words of up to 8: what
+    power of two divides it, up to 16 of these; a few of them are told apart one by one."""
+    return num_bytes if num_bytes < 128 else min(num_bytes & -num_bytes, 128)
+
+
+def needs_of(world: Any, problem: Any) -> tuple[Any, ...]:
+    """What calls of this problem need to be there, kernels and memory, where they name no
+    configuration: of problems alike but for m that have the same needs, those of the largest m are
+    all of them."""
+    config = config_of(world, problem)
+    needs = config, problem.in_place, *map(_divides, (problem.total_bytes, problem.shard_bytes))
+    transport = problem.transports.get(config.transport, Transport())
+    if len(transport.programs) != 1 or "slot" in transport.programs[0].arg_names:
+        return needs
+    channels, _ = _cut(problem, config, transport.programs[0])
+    is_on_all = channels >= world.target.num_sms  # kernels with few registers
+    return (*needs, power_of_two(channels), is_on_all)
 
 
 def _bytes_of(arrays: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:

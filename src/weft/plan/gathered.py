@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from functools import lru_cache, partial
+from functools import lru_cache
 from typing import Any, ClassVar
 
 import torch
@@ -103,17 +103,6 @@ class Problem(Scaled):
     def shard_bytes(self) -> int:
         return self.rows * self.k * self.itemsize
 
-    @property
-    def flops(self) -> int:
-        """Of one rank."""
-        return 2 * self.m * self.n * self.k
-
-    @property
-    def memory_bytes(self) -> int:
-        """What one rank's product must read and write at least."""
-        operands = (self.m + self.n) * self.k * self.itemsize
-        return operands + self.m * self.n * self.out_itemsize
-
 
 def problem_of(
     world: Any, a: Any, b: Any, m: int | None = None, out: Any = None, scale_a: Any = None,
@@ -161,7 +150,6 @@ class Call(ProductCall):
         self, world: Any, problem: Problem, config: Config, tensors: Mapping[str, Any],
         program: Callable[..., Any], recorded: Config | None = None,
     ) -> None:  # fmt: skip
-        config.check(problem, world.target)
         stages = None
         if config.is_fused and not problem.is_empty:
             made = traced(program, problem)
@@ -170,7 +158,9 @@ class Call(ProductCall):
         super().__init__(world, problem, config, tensors, stages, *out)
         self._left, self._right = problem.types()
         if recorded:
-            make = partial(type(self), world, problem, recorded, tensors, program)
+            make = lambda problem: type(self)(  # noqa: E731
+                world, problem, recorded, tensors, program
+            )
             self._prepare(recorded, tensors, make)
 
     def _run_unfused(self, out: torch.Tensor | None, **tensors: Any) -> None:
@@ -186,7 +176,20 @@ class Call(ProductCall):
         if out is not None:
             self._multiply(whole, right, out)
 
+    def exchanged(self, problem: Problem, tensors: Mapping[str, Any]) -> Any:
+        own = tensors[self._left]
+        rows = own.shape[0] * problem.num_ranks
+        kind = provider("collectives").card("all_gather").problem
+        return kind(
+            problem.m, problem.k, problem.num_ranks, problem.dtype, problem.nodes,
+            in_place=problem.m == rows and call_cache.is_on_heap(self.world, own),
+        )  # fmt: skip
+
     def move(self, **tensors: Any) -> None:
+        own = tensors[self._left]
+        first, end = self.problem.shard(self.world.rank)
+        if own.shape[0] != end - first:
+            tensors[self._left] = own.new_zeros(end - first, self.problem.k)
         self._run_unfused(None, **tensors)
 
     def _multiply(self, gathered: Any, b: Any, out: Any) -> None:

@@ -252,8 +252,8 @@ def run(
 
     def make(world: Any, x: Any, b: Any, out: Any, routing: Routing, config: Any) -> Call:
         problem = problem_of(kind, world, x, b, routing, out)
-        config = config or config_of(world, problem)
-        config = replace(config, tile_m=problem.tile_m)
+        config = replace(config or config_of(world, problem), tile_m=problem.tile_m)
+        config.check(problem, world.target)
         return Call(world, problem, config, {"x": x, "b": b, "routing": routing})
 
     call = find_call(world, kind.op, (x, b, out), (routing, config), make, _key)

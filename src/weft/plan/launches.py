@@ -17,7 +17,7 @@ from weft.base.parts import part_of
 from weft.base.target import Target
 from weft.ir.device import Launch
 from weft.ir.schedule import Schedule
-from weft.tiles import blocking, gemm, gemm_sm90
+from weft.tiles import blocking, descriptors_sm90, gemm, gemm_sm90
 from weft.tiles.hooks import order, partition, scatter, table
 
 # Of the order's end, own tiles alone, in turns of all programs (order.order_of).
@@ -128,7 +128,7 @@ def block_of_b(tile_n: int, tile_k: int, b_is_nk: bool, is_sm90: bool) -> tuple[
 
 def describe_b(b: Any, tile_n: int, tile_k: int, b_is_nk: bool, is_sm90: bool) -> Any:
     """B as TMA reads it."""
-    describe = gemm_sm90.descriptor if is_sm90 else blocking.descriptor
+    describe = descriptors_sm90.descriptor if is_sm90 else blocking.descriptor
     return describe(b.t() if b_is_nk else b, block_of_b(tile_n, tile_k, b_is_nk, is_sm90))
 
 
@@ -141,12 +141,12 @@ def describe_peers(
     """
     rank, num_ranks = world.rank, world.num_ranks
     hops = range(1, num_ranks) if 1 < num_ranks <= scatter.MOST_PEERS + 1 else (0,)
-    there = [world.peer(array, (rank + hop) % num_ranks) for hop in hops]
+    there = world.peers(array, [(rank + hop) % num_ranks for hop in hops])
     if array.dim() == 3:  # a part of its own for each source
         mine = [one[rank] for one in there]
     else:
         mine = [one[slice(*part_of(parts.m, rank, num_ranks))] for one in there]
     # Without rows there is no address to describe, and nothing is sent.
-    rows = [gemm_sm90.descriptor(one if one.numel() else other, chunk)
+    rows = [descriptors_sm90.descriptor(one if one.numel() else other, chunk)
             for one, other in zip(mine, there)]  # fmt: skip
     return [*rows, *rows[-1:] * (scatter.MOST_PEERS - len(rows))]

@@ -42,12 +42,15 @@ class Memory:
         # By the buffer that packets are of, what a slot calls them.
         self._packets = {name: array for one in launches.values()
                          for name, array in one.packets.items()}  # fmt: skip
-        self._is_credited = any(getattr(step, "takes", False) for step in self.plan.steps)
+        self._is_credited = sized.facts.is_credited
         # Halves of boxes take turns; and whoever waits for credits waits for those of every call.
         self._num_slots = 1 if self._packets and not self._is_credited else None
         self._wanted = self._request()
-        device = self.world.device
-        self._likes = [
+
+    @cached_property
+    def _likes(self) -> list[torch.Tensor]:
+        sized, device = self.sized, self.world.device
+        return [
             like(sized.shape(name), getattr(torch, sized.buffers[name].dtype), device)
             for name in self.plan.results
         ]
@@ -99,10 +102,10 @@ class Memory:
         """What slots are called; their buffers, their signals, and the buffers that calls of other
         programs share, by name, each in one dimension, with its dtype."""
         ends = [one.offset + one.num_bytes for one in self._of_role("symmetric")]
-        memory = {"memory": ((max(ends),), torch.uint8)} if ends else {}
+        memory = {"memory": ((_roomy(max(ends)),), torch.uint8)} if ends else {}
         buffers: dict[str, Any] = {} if self._is_credited else memory
         signals: dict[str, Any] = {
-            name: (_count(axes), torch.int64) for name, axes in self.axes.items()
+            name: (_roomy(_count(axes)), torch.int64) for name, axes in self.axes.items()
         }
         for launch in self.launches.values():
             buffers |= launch.buffers
@@ -157,7 +160,14 @@ def like(shape: Sequence[int], dtype: torch.dtype, device: Any) -> torch.Tensor:
 
 
 def _count(axes: Axes) -> int:
-    return prod(extent for _, extent in axes)
+    return prod([extent for _, extent in axes])
+
+
+def _roomy(size: int) -> int:
+    """Up to a sixteenth more: calls of sizes that are near ask for slots alike, which are cut
+    once."""
+    step = max(1, (1 << size.bit_length()) // 32)
+    return -(-size // step) * step
 
 
 def _larger(one: Any, other: Any) -> dict[str, Any] | None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import reduce
 from math import ceil
+from operator import or_
 from typing import Any
 
 import torch
@@ -18,7 +20,7 @@ from weft.ir.schedule import PUSHERS, Schedule
 from weft.plan import launches, scales
 from weft.plan.launches import KernelLaunch, Start
 from weft.plan.sizes import SizedPlan
-from weft.tiles import blocking, gemm, gemm_sm90, multiply_sm90, tile_scheduler
+from weft.tiles import blocking, descriptors_sm90, gemm, gemm_sm90, multiply_sm90, tile_scheduler
 from weft.tiles.hooks import whole
 from weft.tiles.relay import groups_among
 
@@ -97,7 +99,9 @@ class Product(KernelLaunch):
         self.needs_aligned = self.is_sm90 and not self.is_whole and self.tile != self.plain_tile
         self.kernel = kernels.sending(kernel) if one.by_tma and self.is_sm90 else kernel
         self.variants = source.load(self.kernel)
-        self._operands = [one.name for one in kernel.of(core.Param) if one.sort == "operand"]
+        params = kernel.of(core.Param)
+        self._operands = [one.name for one in params if one.sort == "operand"]
+        self._takes_groups = "groups" in [one.name for one in params]
         self._set_grid(target)
 
     @property
@@ -165,7 +169,8 @@ class Product(KernelLaunch):
     ) -> Start:  # fmt: skip
         shape = launches.shape_of(self)
         shape = shape._replace(stride_a=self.stride_a, stride_b=self.stride_b)
-        aligned = all(bound[self._home(name)].data_ptr() % 16 == 0 for name in self._operands)
+        addresses = [bound[self._home(name)].data_ptr() for name in self._operands]
+        aligned = reduce(or_, addresses) % 16 == 0
         # Of one rank's weight alone: the protocol between ranks must not depend on it.
         aligned = aligned and self.stride_b * self.itemsize % blocking.TMA_BYTES == 0
         is_sm90, tma = self.is_sm90 and aligned, self.tma and aligned
@@ -207,7 +212,7 @@ class Product(KernelLaunch):
         found: dict[str, Any] = {}
         if self.pushed:
             found[f"{self.left}_fed"] = getattr(slot, self._fed)
-        if any(one.name == "groups" for one in self.kernel.of(core.Param)):
+        if self._takes_groups:
             found["groups"] = self.groups
         if self.scaling:
             theirs, of_right = (bound[scales_of(name)] for name in (self.left, self.right))
@@ -246,7 +251,7 @@ class Product(KernelLaunch):
         is_pointer = one.sort == "pointer" or signature.leaves_by_pointers(self.kernel, one)
         if not tma or (is_pointer and not (is_sm90 and one.sort == "operand")):
             return tensor
-        describe = gemm_sm90.descriptor if is_sm90 else blocking.descriptor
+        describe = descriptors_sm90.descriptor if is_sm90 else blocking.descriptor
         tile_m, tile_n, tile_k = self.tile if is_sm90 else self.plain_tile
         if one.name in self.launch.writes[1:]:  # a chunk's rows lie in one piece, as an engine asks
             kept = tensor.view(-1, self.n // self.parts.chunks)

@@ -245,6 +245,9 @@ class WrittenWorld(DescribedWorld):
         address = tensor.data_ptr() + (rank - self.rank) * SPAN
         return _tensor_at(address, tensor.shape, tensor.dtype, tensor.stride())
 
+    def peers(self, tensor: torch.Tensor, ranks: Sequence[int]) -> list[torch.Tensor]:
+        return [self.peer(tensor, rank) for rank in ranks]
+
     # ---- what is queued
 
     def begin_again(self, is_recorded: bool) -> None:

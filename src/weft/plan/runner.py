@@ -8,7 +8,7 @@ between the steps stays with the runner.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property, partial, reduce
 from operator import or_
 from typing import Any, NoReturn
@@ -20,8 +20,7 @@ from weft.compiler import layouts
 from weft.compiler.lower import kernels, unfused
 from weft.compiler.lower.row_kernels import is_alone
 from weft.ir import device
-from weft.ir.device import After, Call, Copy, Launch, Plan, Take, Wait, adds_up, is_relay
-from weft.ir.kinds import WEIGHTED
+from weft.ir.device import After, Call, Copy, Launch, Plan, Take, Wait
 from weft.ir.schedule import Schedule
 from weft.ir.tensor import TABLE
 from weft.language import triton_api
@@ -31,12 +30,13 @@ from weft.plan.command_list import CommandList, address_of, extent_bytes, places
 from weft.plan.launches import KernelLaunch, Start
 from weft.plan.memory import Memory
 from weft.plan.mixed_list import MixedList
+from weft.plan.plan_facts import copies_late
 from weft.plan.product_launches import Product
 from weft.plan.row_launches import OwnRows, SummedRows
 from weft.plan.sizes import SizedPlan
 from weft.plan.small_launches import GatheredProduct, SmallProduct
 from weft.plan.starts import Starts
-from weft.plan.streams import Beside, recordings, refuse_recording, run_beside
+from weft.plan.streams import Beside, refuse_recording, run_beside
 from weft.plan.summed_over_rows import SummedOverRows
 from weft.plan.table_launches import GroupedProduct
 from weft.plan.transfers import Transfers
@@ -92,21 +92,11 @@ def new_runner(
     recorded and needs it. Keep it: it is found once."""
     runner = PlanRunner(world, stages, tensors, sizes)
     # What it needs is there once it was there for larger sizes.
-    is_covered = world.calls.is_covered(stages.recorded, sizes)
+    is_covered = world.calls.is_covered(("recorded", id(stages.recorded)), sizes)
     if not is_covered and (other := runner.as_recorded(tensors)):
         runner.memory.goes_with(other.memory)
         other.memory.goes_with(runner.memory)
     return runner
-
-
-def _reads(plan: Plan) -> layouts.Reads:
-    """How a plan's launches and copies read its inputs."""
-    tasks = [do for launch in plan.of(Launch) for do in launch.body]
-    right = {do.operands[1] for do in tasks if do.kind in WEIGHTED}
-    rows = {name for do in tasks for i, name in enumerate(do.operands)
-            if i != 1 or do.kind not in WEIGHTED}  # fmt: skip
-    rows |= {one.source for one in plan.of(Copy)}
-    return layouts.Reads(rows, right - rows, padded=True)
 
 
 class PlanRunner:
@@ -117,14 +107,14 @@ class PlanRunner:
     ) -> None:
         self.world, self.stages, self.plan = world, stages, (plan := stages.plan)
         self.sized = SizedPlan(world, plan, sizes)
+        self.facts = facts = self.sized.facts
         # What all ranks must call alike.
         named = ", ".join(f"{name}={size}" for name, size in sorted(self.sized.sizes.items()))
         self._name = f"program {plan.name} with {named}"
-        places = {one.name: one.place for one in self.sized.buffers.values()}
         # Inputs that are tables, of which each is several tensors.
         self._tables = [name for name in tensors if self.sized.buffers[name].dtype == TABLE]
         rows = {name: one for name, one in tensors.items() if name not in self._tables}
-        self._copied = layouts.to_copy(plan.name, rows, _reads(plan), places)
+        self._copied = layouts.to_copy(plan.name, rows, facts.reads, facts.places)
         launches = _launches(self.sized, self._laid_out(tensors), stages.schedules)
         self.memory = Memory(self.sized, launches)
         self.starts = Starts(self.sized, self.memory, launches)
@@ -134,9 +124,7 @@ class PlanRunner:
         self._loaded: set[tuple[bool, ...]] = set()
         self._launched: dict[tuple, Any] = {}
         self._needs_aligned = any(one.needs_aligned for one in launches.values())
-        # The streams that wait for tiles; what is recorded as one, and beside it.
-        self.copy_streams = tuple(dict.fromkeys(one.stream for one in plan.of(Copy) if one.awaits))
-        self.recordings = None if plan.of(Call) else recordings(plan.steps, self.copy_streams)
+        self.copy_streams, self.recordings = facts.copy_streams, facts.recordings
         # Is all of it recorded as one?
         self._is_one_recording = bool(self.recordings) and not self.copy_streams
         # What runs the same calls where the user records them, and whether all that it needs is
@@ -144,16 +132,13 @@ class PlanRunner:
         self.alongside: PlanRunner | None = None
         self._is_prepared = False
         self._is_empty = 0 in self.sized.sizes.values()
-        relays = [one for one in self.plan.steps if is_relay(one)]
-        self._of_sums = {one.stream for one in relays if all(map(adds_up, relays))}
         self._here = Here(world, self.sized.sizes, self.sized.buffers)  # of library calls
         # Views that kernels read, by rows that lie one behind the other.
-        packed = {one.kernel: launches[one.kernel].packed for one in plan.of(Launch)
-                  if one.kernel in launches}  # fmt: skip
-        read = {name for one in plan.of(Launch) for name in packed.get(one.kernel, one.reads)}
-        read |= {one.source for one in plan.of(Copy)}
-        self._packed = {one.writes[0] for one in plan.of(Call)
-                        if one.function == "columns" and one.writes[0] in read}  # fmt: skip
+        self._packed: set[str] = set()
+        if facts.columns:
+            packed = {name: one.packed for name, one in launches.items()}
+            read = {name for one in plan.of(Launch) for name in packed.get(one.kernel, one.reads)}
+            self._packed = facts.columns & (read | facts.copied)
         self._replays, self._is_recording = world.replays(), world.is_recording
         self._falls_back = False
         # What calls queue, once one has been made; not where work is no matter of addresses.
@@ -165,7 +150,7 @@ class PlanRunner:
         self._mixed: MixedList | None = None
         if can_list and plan.of(Call):
             self._mixed = MixedList(
-                world, _copies_late(plan.steps), self._packed, plan.results, self._fill,
+                world, copies_late(plan.steps), self._packed, plan.results, self._fill,
                 self._queue_all,
             )  # fmt: skip
         self._within: dict[tuple[int, int], tuple[Any, dict[str, Any]]] = {}
@@ -297,13 +282,12 @@ class PlanRunner:
 
     def _list(self, listed: CommandList, bound: dict[str, torch.Tensor], slot: Any) -> bool:
         """Add what a call queues, and load it; False where something cannot be kept."""
-        assert self.recordings is not None
-        together, apart = self.recordings
-        apart = apart if self.world.num_ranks > 1 else {}
-        steps = (*_copies_late(together), *(one for some in apart.values() for one in some))
-        if not self._fill(listed, steps, bound, slot):
+        facts, is_apart = self.facts, self.world.num_ranks > 1
+        if not self._fill(listed, facts.together, bound, slot):
             return False
-        for stream in reversed(apart):
+        if is_apart and not self._fill(listed, facts.apart, bound, slot):
+            return False
+        for stream in reversed(facts.copy_streams if is_apart else ()):
             listed.wait("main", stream)
         return True
 
@@ -315,14 +299,14 @@ class PlanRunner:
             if isinstance(step, After):
                 listed.wait(step.stream, step.other)
             elif isinstance(step, Copy):
-                moves = self.transfers.moves(step, bound, slot)
-                if not all(listed.move(step.stream, *one) for one in moves):
-                    return False
+                for dst, src, is_word in self.transfers.moves(step, bound, slot):
+                    if not listed.move(step.stream, dst, src, is_word):
+                        return False
             else:
                 assert isinstance(step, Launch | Take)
-                starts = self.starts.of(step, bound, slot)
-                if not all(listed.launch(step.stream, one) for one in starts):
-                    return False
+                for start in self.starts.of(step, bound, slot):
+                    if not listed.launch(step.stream, start):
+                        return False
         return True
 
     def _queue_launches(
@@ -398,7 +382,8 @@ class PlanRunner:
         is_first = bool(plan.of(Call)) and self.world.calls.is_first(key, plan)
         self.alongside.prepare(tensors, is_first=is_first)
         if not plan.of(Call):  # what libraries have is of these sizes alone
-            self.world.calls.cover(self.stages.recorded, self.sized.sizes)
+            recorded = self.stages.recorded
+            self.world.calls.cover(("recorded", id(recorded)), self.sized.sizes, recorded)
 
     def _refuse_recording(self) -> NoReturn:
         what, remedy = "engine='ce_push' of sums", "leave the engine to the compiler, or "
@@ -461,8 +446,8 @@ class PlanRunner:
         def stream(name: str) -> Any:
             return main if name == "main" else self.world.stream(name)
 
-        for step in _copies_late(steps):
-            if isinstance(step, After) and step.other in self._of_sums:
+        for step in copies_late(steps):
+            if isinstance(step, After) and step.other in self.facts.of_sums:
                 # weft: equivalent-mutant drop, swap of wait, record: a relay of sums reads the slot
                 # alone, which is free when what it sends has come; recordings need the join
                 stream(step.stream).wait(stream(step.other))
@@ -512,26 +497,6 @@ class PlanRunner:
             triton_api.relaunch(kernel, start.grid, *start.arguments)
         else:
             self._launched[key] = start.run()
-
-
-def _copies_late(steps: Sequence[device.Step]) -> Iterator[device.Step]:
-    """Copies behind what other streams launch before they wait for them: queueing copies takes the
-    host a while, in which own tiles are multiplied.
-
-    But before a library is called: a first call loads kernels and takes memory, for which the host
-    may wait until the device is idle, and it never is while a kernel waits for these copies.
-    """
-    late: list[device.Step] = []
-    for step in steps:
-        streams = (step.stream, step.other) if isinstance(step, After) else (step.stream,)
-        if isinstance(step, Call) or any(one.stream in streams for one in late):
-            yield from late
-            late = []
-        if isinstance(step, Copy):
-            late.append(step)
-        else:
-            yield step
-    yield from late
 
 
 def _launches(

@@ -66,6 +66,17 @@ class Scaled(Split):
     def out_itemsize(self) -> int:
         return DTYPES[self.out_dtype].itemsize
 
+    @property
+    def flops(self) -> int:
+        """Of one rank's product."""
+        return 2 * self.m * self.n * self.k
+
+    @property
+    def memory_bytes(self) -> int:
+        """What one rank's product must read and write at least."""
+        operands = (self.m + self.n) * self.k * self.itemsize
+        return operands + self.m * self.n * self.out_itemsize
+
     def library_takes(self, target: Target) -> bool:
         """Does torch's product take these operands there?"""
         if not self.scaling:

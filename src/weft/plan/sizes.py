@@ -10,6 +10,7 @@ from weft.base import topology
 from weft.compiler.passes import allocate
 from weft.ir.device import Buffer, Channel, Part, Plan
 from weft.language.mapping import StaticMapping
+from weft.plan.plan_facts import PlanFacts
 
 
 class SizedPlan:
@@ -18,16 +19,20 @@ class SizedPlan:
     def __init__(self, world: Any, plan: Plan, sizes: Mapping[str, int]) -> None:
         self.world, self.plan, self.sizes = world, plan, dict(sizes)
         self.nodes = topology.sizes_of(world.backend.seats.nodes)
-        self.buffers: dict[str, Buffer] = {one.name: one for one in plan.of(Buffer)}
-        self.channels: dict[str, Channel] = {one.name: one for one in plan.of(Channel)}
+        self.facts = PlanFacts.of(plan)
+        self.buffers, self.channels = self.facts.buffers, self.facts.channels
+        # By name and rank: what a first call does asks for most of them several times.
+        self._shapes: dict[tuple[str, int], tuple[int, ...]] = {}
 
     def shape(self, name: str, rank: int | None = None) -> tuple[int, ...]:
         """A buffer's extents on a rank; rank 0 has the fullest part of all."""
-        rank = self.world.rank if rank is None else rank
-        ranks = self.world.num_ranks
-        return tuple(
-            allocate.extent_of(size, self.sizes, rank, ranks) for size in self.buffers[name].sizes
-        )
+        key = name, self.world.rank if rank is None else rank
+        found = self._shapes.get(key)
+        if found is None:
+            extents, ranks = self.buffers[name].sizes, self.world.num_ranks
+            found = tuple([allocate.extent_of(one, self.sizes, key[1], ranks) for one in extents])
+            self._shapes[key] = found
+        return found
 
     def rows(self, channel: Channel) -> int:
         """Of all ranks, of which a channel announces some."""

@@ -100,8 +100,7 @@ class SmallProduct(_Small):
         tiles, ranks = self.num_tiles, plan.world.num_ranks
         self.two_shot = len(launch.pushes) > 1
         # Where no step waits for credits nobody need be told.
-        is_credited = any(getattr(step, "takes", False) for step in plan.plan.steps)
-        self.end = ("finish" if is_credited else "advance") if launch.gives else ""
+        self.end = ("finish" if plan.facts.is_credited else "advance") if launch.gives else ""
         size = gemm_packets.packets_of(tile_m, tile_n, self.itemsize)
         self.half = gemm_packets.num_boxes(tiles, ranks, self.two_shot) * size
         # Calls that share words agree on who writes each, and on nothing else that they hold.

@@ -56,12 +56,12 @@ class Starts:
         for name in [name for name in named if channels[name].to == "engine"]:
             named += kernels.beside_tokens(channels[name])
         words = {name: self.memory.signals_of(slot, name) for name in named}
-        split = [
-            self.sized.split(one)
-            for one in channels.values()
-            if one.name in step.awaits or (one.own and one.buffer in step.reads)
-        ]
-        return launch.start(bound, words, slot, split[0] if split else ())
+        split: Any = ()
+        for one in channels.values():
+            if one.name in step.awaits or (one.own and one.buffer in step.reads):
+                split = self.sized.split(one)
+                break
+        return launch.start(bound, words, slot, split)
 
     def _hearing(self, step: Launch, slot: Any) -> Iterator[Start]:
         """What waits behind a launch for ranks that none of its tiles waits for.

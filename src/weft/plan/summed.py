@@ -19,6 +19,7 @@ from torch.autograd.graph import increment_version
 from weft.base.errors import DtypeError, OutOfMemoryError, ShapeError
 from weft.base.target import Target
 from weft.compiler import Shard, Tensor, frontend, schedules
+from weft.compiler.buckets import of_bucket
 from weft.compiler.schedules import Config
 from weft.ir.task import Program
 from weft.plan import described, exchanges, launches, nccl, scales
@@ -167,17 +168,6 @@ class Problem(Scaled, Product):
     def can_use_library(self, target: Target) -> bool:
         return self.library_takes(target) and super().can_use_library(target)
 
-    @property
-    def flops(self) -> int:
-        """Of one rank's product."""
-        return 2 * self.m * self.n * self.k
-
-    @property
-    def memory_bytes(self) -> int:
-        """What one rank's product must read and write at least."""
-        operands = (self.m + self.n) * self.k * self.itemsize
-        return operands + self.m * self.n * self.out_itemsize
-
     def types(self) -> dict[str, Tensor]:
         k = self.k * self.num_ranks
         a = Tensor(self.dtype, ("m", k), Shard(1))
@@ -263,23 +253,41 @@ class ProductCall:
         raise NotImplementedError
 
     def _prepare(
-        self, recorded: Any, tensors: Mapping[str, Any], make: Callable[[], ProductCall]
+        self, recorded: Any, tensors: Mapping[str, Any], make: Callable[[Any], ProductCall]
     ) -> None:
         """Have what is there to be had before the user records a call that is done otherwise, which
-        `make` gives: unfused where this is not. Memory cannot be had then."""
+        `make` gives of a problem: unfused where this is not. Memory cannot be had then.
+
+        Once for a bucket of m, of its largest, where smaller ones need no more.
+        """
         if recorded.is_fused or not self.config.is_fused:
             return
-        problem, is_first = self.problem, self.world.calls.is_first
+        world, calls, problem = self.world, self.world.calls, self.problem
         of_all = ("prepared", problem.op, problem.dtype, problem.n, problem.k)
+        needs = ()
+        if recorded.transport != schedules.LIBRARY:
+            needs = exchanges.needs_of(world, self.exchanged(problem, tensors))
         # Tensors may lie otherwise on other ranks, for which these sizes are then not new.
-        if is_first((*of_all, problem.m), self.runner):
-            with suppress(OutOfMemoryError):  # a recording will say it
+        if calls.is_covered((*of_all, needs), {"m": problem.m}):
+            return
+        with suppress(OutOfMemoryError):  # a recording will say it
+            if calls.is_first(of_all, self.runner):
                 # The first of a product by calling it: the library loads its kernels.
-                made, is_new = make(), is_first(of_all, self.runner)
-                made(None, **tensors) if is_new else made.move(**tensors)
+                make(problem)(None, **tensors)
+            elif needs:
+                largest = of_bucket(problem)
+                if exchanges.needs_of(world, self.exchanged(largest, tensors)) == needs:
+                    problem = largest
+                make(problem).move(**tensors)
+        calls.cover((*of_all, needs), {"m": problem.m})
+
+    def exchanged(self, problem: Any, tensors: Mapping[str, Any]) -> Any:
+        """The problem of what ranks exchange in an unfused call of `problem`."""
+        raise NotImplementedError
 
     def move(self, **tensors: Any) -> None:
-        """An unfused call without its product: whatever ranks have is moved. Collective."""
+        """An unfused call without its product: rows like those that ranks have are moved.
+        Collective."""
         raise NotImplementedError
 
 
@@ -290,7 +298,6 @@ class Call(ProductCall):
         self, world: Any, problem: Any, config: Config, tensors: Mapping[str, Any],
         recorded: Config | None = None,
     ) -> None:  # fmt: skip
-        config.check(problem, world.target)
         first, end = problem.result_rows(world.rank)
         stages = None
         if config.is_fused and not problem.is_empty:
@@ -309,7 +316,8 @@ class Call(ProductCall):
         # What sums the last call's product, by where it and the result lie on the heap.
         self._exchange: tuple[Any, Any] = None, None
         if recorded:
-            self._prepare(recorded, tensors, partial(Call, world, problem, recorded, tensors))
+            make = lambda problem: Call(world, problem, recorded, tensors)  # noqa: E731
+            self._prepare(recorded, tensors, make)
 
     def _run_unfused(
         self, out: torch.Tensor, product: torch.Tensor | None = None, **tensors: Any
@@ -334,9 +342,14 @@ class Call(ProductCall):
             self._exchange = place, exchange
         exchange(product, out)
 
+    def exchanged(self, problem: Problem, tensors: Mapping[str, Any]) -> exchanges.Problem:
+        is_shared = problem.m * problem.row_bytes <= MOST_SHARED_BYTES
+        return problem.unfused(
+            problem.m, problem.n, problem.num_ranks, problem.result_dtype, problem.nodes,
+            in_place=is_shared and len(problem.nodes) <= 1,
+        )  # fmt: skip
+
     def move(self, a: torch.Tensor, **_: Any) -> None:
-        if self.config.transport == schedules.LIBRARY:
-            return
         product = self._products and self._products.reserve().product
         if product is None:
             shape = self.problem.m, self.problem.n

@@ -27,7 +27,14 @@ from weft.plan.launches import (
 )
 from weft.plan.product_launches import PLAIN_STAGES, PLAIN_WARPS
 from weft.plan.sizes import SizedPlan
-from weft.tiles import blocking, gemm, gemm_sm90, multiply_sm90, route, tile_scheduler
+from weft.tiles import (
+    blocking,
+    descriptors_sm90,
+    gemm,
+    multiply_sm90,
+    route,
+    tile_scheduler,
+)
 from weft.tiles.blocking import Blocking
 from weft.tiles.hooks.table import Experts
 
@@ -164,6 +171,6 @@ class GroupedProduct(KernelLaunch):
         """Rows by slot, or all experts' B, one behind the other, as TMA reads them."""
         tile = self._tiles[True]
         if name != self._weights:
-            return gemm_sm90.descriptor(b, (tile.m, tile.k))
+            return descriptors_sm90.descriptor(b, (tile.m, tile.k))
         rows = (b.mT if tile.b_is_nk else b).reshape(-1, self.k if tile.b_is_nk else self.n)
-        return gemm_sm90.descriptor(rows, block_of_b(tile.n, tile.k, tile.b_is_nk, True))
+        return descriptors_sm90.descriptor(rows, block_of_b(tile.n, tile.k, tile.b_is_nk, True))

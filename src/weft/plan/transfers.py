@@ -46,8 +46,9 @@ def pushes(
     rank has set to e. arrays: own rows, and where all ranks' go"""
     rank, (begin, end) = world.rank, rows_of_rank(world.rank, split)
     end = min(end, begin + arrays[0][0].shape[0])  # fewer than have room there
-    for peer in peers:
-        theirs, their_words = [world.peer(to, peer) for _, to in arrays], world.peer(words, peer)
+    peers = [*peers]
+    targets = zip(*[world.peers(to, peers) for _, to in arrays], strict=True)
+    for theirs, their_words in zip(targets, world.peers(words, peers), strict=True):
         for chunk in range(split.chunks):
             first = min(begin + chunk * split.chunk_rows, end)
             last = min(first + split.chunk_rows, end)
@@ -125,14 +126,14 @@ class Transfers:
         staged, partials = bound[step.source], bound[step.target]
         _, rows, columns = partials.shape
         names = step.announces, kernels.beside_tokens(tokens)[1], step.awaits
-        arrived, flags, tokens = (self.memory.signals_of(slot, name) for name in names)
+        arrived, flags, tokens = [self.memory.signals_of(slot, name) for name in names]
         staged = staged.view(ranks * chunks, staged.shape[1], columns // chunks)
         partials = partials.view(ranks, chunks, rows, columns // chunks)
         rank, world = self.world.rank, self.world
-        for hop in range(1, ranks):
-            owner = (rank + hop) % ranks
+        owners = [(rank + hop) % ranks for hop in range(1, ranks)]
+        targets = zip(owners, world.peers(partials, owners), world.peers(arrived, owners))
+        for owner, theirs, there in targets:
             first, end = rows_of_rank(owner, split)
-            theirs, there = world.peer(partials, owner), world.peer(arrived, owner)
             for chunk in range(chunks):
                 mine, word = owner * chunks + chunk, rank * chunks + chunk
                 yield Move(tokens[mine : mine + 1])

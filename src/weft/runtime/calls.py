@@ -33,7 +33,7 @@ class Calls:
         self._latest: OrderedDict[Hashable, Any] = OrderedDict()
         self._recorded = Recorded(backend)
         self._once: dict[Hashable, Any] = {}
-        self._covered: dict[int, tuple[Any, Mapping[str, int]]] = {}
+        self._covered: dict[Hashable, tuple[Mapping[str, int], Any]] = {}
         self._is_recording = backend.is_recording
         # How often something was asked for while a recording was under way.
         self.num_recorded = 0
@@ -72,17 +72,17 @@ class Calls:
         self._once.setdefault(key, kept)
         return len(self._once) > count
 
-    def is_covered(self, kept: Any, sizes: Mapping[str, int]) -> bool:
-        """Has `cover` been told of sizes of `kept` that are nowhere smaller?"""
-        _, largest = self._covered.get(id(kept), (kept, {}))
+    def is_covered(self, key: Hashable, sizes: Mapping[str, int]) -> bool:
+        """Has `cover` been told of sizes that are nowhere smaller?"""
+        largest, _ = self._covered.get(key, ({}, None))
         return bool(largest) and all(sizes[name] <= largest[name] for name in sizes)
 
-    def cover(self, kept: Any, sizes: Mapping[str, int]) -> None:
+    def cover(self, key: Hashable, sizes: Mapping[str, int], kept: Any = None) -> None:
         """What calls of these sizes need is there, as long as the world is, and so for smaller
-        ones."""
-        _, largest = self._covered.get(id(kept), (kept, {}))
+        ones. Never forgotten, nor is what the key is a number of (`kept`)."""
+        largest, _ = self._covered.get(key, ({}, None))
         if all(sizes[name] >= largest.get(name, 0) for name in sizes):
-            self._covered[id(kept)] = kept, dict(sizes)
+            self._covered[key] = dict(sizes), kept
 
     def forget_all(self) -> bool:
         """All but what recordings of the user's were made with; was there anything?"""

@@ -24,6 +24,8 @@ class Commands:
     def __init__(self, world: Any) -> None:
         self._world, self._direct = world, world.backend.by_address
         self._commands: list[Command] = []
+        # By stream, what tells the driver's number of it.
+        self._handles: dict[str, Callable[[Any], int]] = {}
 
     def run(self, places: Sequence[int]) -> None:
         """Queue all of it on the current stream, and on others as they were."""
@@ -83,8 +85,11 @@ class Commands:
         return lambda _: known
 
     def _handle_of(self, name: str) -> Callable[[Any], int]:
-        handle = self._direct.handle
-        if name == "main":
-            return handle
-        known = handle(self._world.stream(name))
-        return lambda _: known
+        found = self._handles.get(name)
+        if found is None:
+            found = self._direct.handle
+            if name != "main":
+                known = found(self._world.stream(name))
+                found = lambda _: known  # noqa: E731
+            self._handles[name] = found
+        return found

@@ -15,6 +15,7 @@ from bisect import bisect_right, insort
 from collections.abc import Iterable
 from copy import copy
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import NamedTuple
 
 from weft.base.errors import NotSymmetricError, OutOfMemoryError, UsageError
@@ -39,6 +40,9 @@ class Block:
     @property
     def end(self) -> int:
         return self.offset + round_up(self.nbytes)
+
+
+_offset = attrgetter("offset")
 
 
 class Wanted(NamedTuple):
@@ -231,7 +235,7 @@ class HeapAllocator:
 
     def find(self, offset: int) -> Block | None:
         """The allocation that holds the byte at `offset`."""
-        index = bisect_right(self._blocks, offset, key=lambda block: block.offset) - 1
+        index = bisect_right(self._blocks, offset, key=_offset) - 1
         if index < 0 or offset >= self._blocks[index].end:
             return None
         return self._blocks[index]

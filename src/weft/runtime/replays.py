@@ -8,7 +8,6 @@ they cost one each, and events and copies besides: on 4 x H200, ag_gemm by pull 
 from __future__ import annotations
 
 import itertools
-import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from typing import TYPE_CHECKING
@@ -67,7 +66,9 @@ class Replays:
     def __init__(self, backend: Backend, recordings: Recordings) -> None:
         self._backend, self._of_all = backend, recordings
         self._number = next(_numbers)
-        weakref.finalize(self, self._of_all.forget, self._number).atexit = False
+
+    def __del__(self) -> None:
+        self._of_all.forget(self._number)
 
     def replay(self, key: Hashable) -> bool:
         """Queue what was recorded for this key, if something was. Not while the user records."""

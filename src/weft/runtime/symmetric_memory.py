@@ -35,7 +35,7 @@ from weft.base.whole_numbers import extents_of, whole_number
 from weft.language import world_layout as layout
 from weft.language.wait_report import WaitReport
 from weft.language.world_arg import WorldArg, language_version, traced_version
-from weft.runtime import choices
+from weft.runtime import choices, world_table
 from weft.runtime.backend import Backend, Stream
 from weft.runtime.call_log import CallLog
 from weft.runtime.heap import Block, HeapAllocator, Wanted
@@ -91,9 +91,11 @@ class SymmetricMemory:
         )
         # What tiles of the last product leave (world_layout's TRACE_*); None unless asked for.
         self.trace: torch.Tensor | None = self._trace_words()
-        self.table: torch.Tensor = backend.local_words(
-            self._table_words(), torch.int64, "world_table"
-        )
+        words = world_table.words_of(
+            backend, settings, self._heaps, self._base,
+            (self._arrivals.data_ptr(), self._generations.data_ptr()), self.trace,
+        )  # fmt: skip
+        self.table: torch.Tensor = backend.local_words(words, torch.int64, "world_table")
         version = language_version() if backend.far is None else backend.far.version
         if self.trace is not None:
             version = traced_version(version)
@@ -186,18 +188,24 @@ class SymmetricMemory:
 
         Raises  FarPointerError: the rank is in another scale-up domain
         """
-        if rank not in range(self.num_ranks):
-            raise PeerError(f"rank {rank} is outside 0 .. {self.num_ranks - 1} of {self!r}")
-        heap = self._heaps[rank]
-        if heap is None:
-            raise FarPointerError(
-                f"rank {rank} (node {self.backend.seats.nodes[rank]}) is out of direct reach of "
-                f"rank {self.rank} (node {self.node}); use put, get or put_signal"
-            )
-        offset = self._offset_of(tensor)
-        flat = heap[offset:]
-        usable = flat.numel() // tensor.element_size() * tensor.element_size()
-        return flat[:usable].view(tensor.dtype).as_strided(tensor.shape, tensor.stride())
+        return self.peers(tensor, (rank,))[0]
+
+    def peers(self, tensor: torch.Tensor, ranks: Iterable[int]) -> list[torch.Tensor]:
+        """`peer` of several ranks, by one look for the tensor."""
+        offset, found = self._offset_of(tensor), []
+        for rank in ranks:
+            if rank not in range(self.num_ranks):
+                raise PeerError(f"rank {rank} is outside 0 .. {self.num_ranks - 1} of {self!r}")
+            heap = self._heaps[rank]
+            if heap is None:
+                raise FarPointerError(
+                    f"rank {rank} (node {self.backend.seats.nodes[rank]}) is out of direct reach "
+                    f"of rank {self.rank} (node {self.node}); use put, get or put_signal"
+                )
+            flat = heap[offset:]
+            usable = flat.numel() // tensor.element_size() * tensor.element_size()
+            found.append(flat[:usable].view(tensor.dtype).as_strided(tensor.shape, tensor.stride()))
+        return found
 
     @property
     def distances(self) -> list[int]:
@@ -537,47 +545,21 @@ class SymmetricMemory:
         return [theirs for _, theirs in everyone]
 
     def _offset_of(self, tensor: torch.Tensor) -> int:
-        extent = 1 + sum(
-            (size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True)
-        )
+        extent = 1
+        for size, stride in zip(tensor.shape, tensor.stride(), strict=True):
+            extent += (size - 1) * stride
         nbytes = max(extent, 0) * tensor.element_size() if tensor.numel() else 0
         if not self._heaps:
             raise NotSymmetricError(f"{self!r} is closed")
-        self._heap.locate(_address_of(tensor), self._base, nbytes, "the tensor")
-        return _address_of(tensor) - self._base
+        address = _address_of(tensor)
+        self._heap.locate(address, self._base, nbytes, "the tensor")
+        return address - self._base
 
     def _trace_words(self) -> torch.Tensor | None:
         tiles = whole_number("weft.init: trace_tiles", self.settings.trace_tiles, 0, UsageError)
         words = [0] * tiles * layout.TRACE_WORDS
         named = (torch.int64, "trace")
         return self.backend.local_words(words, *named).view(tiles, -1) if tiles else None
-
-    def _table_words(self) -> list[int]:
-        seats, n = self.backend.seats, self.num_ranks
-        timeout_ns = (
-            int(self.settings.timeout_s * 1e9) if self.settings.bounded_waits else layout.NEVER_NS
-        )
-        words = [0] * layout.table_words(n)
-        words[layout.RANK] = self.rank
-        words[layout.NUM_RANKS] = n
-        words[layout.NODE] = self.node
-        words[layout.ABORT_PTR] = self.backend.abort_address
-        words[layout.TIMEOUT_NS] = timeout_ns
-        words[layout.REPORT_PTR] = self.backend.report_address
-        words[layout.HEAP_BASE] = self._base
-        words[layout.BARRIER_ARRIVALS] = self._arrivals.data_ptr()
-        words[layout.BARRIER_GENERATIONS] = self._generations.data_ptr()
-        if self.trace is not None:
-            words[layout.TRACE_PTR] = self.trace.data_ptr()
-            words[layout.TRACE_TILES] = len(self.trace)
-        if self.backend.far is not None:
-            words[layout.STAGE_PTR] = self.backend.far.stage_address
-            words[layout.STAGE_LOCKS] = self.backend.far.locks_address
-        for peer, heap in enumerate(self._heaps):
-            words[layout.peer_base(peer)] = 0 if heap is None else heap.data_ptr()
-            words[layout.peer_node(peer, n)] = seats.nodes[peer]
-            words[layout.peer_global_rank(peer, n)] = seats.global_ranks[peer]
-        return words
 
 
 def _address_of(tensor: torch.Tensor) -> int:

@@ -47,7 +47,6 @@ Source  CUTLASS's ping-pong schedule for the turns
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cache
 from typing import Any, NamedTuple
 
 from triton.experimental import gluon
@@ -57,7 +56,6 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     tma,
     warpgroup_mma_wait,
 )
-from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 import weft.language as wl
 from weft.base.errors import ConfigError
@@ -478,16 +476,3 @@ def _chunk_bytes(tile_m: int, tile_n: int, itemsize: int) -> int:
 def _either(numbers: Sequence[int]) -> str:
     *rest, last = map(str, numbers)
     return f"{', '.join(rest)} or {last}" if rest else last
-
-
-def descriptor(tensor: Any, block: Sequence[int]) -> TensorDescriptor:
-    """A TMA descriptor of a 2-D tensor for blocks of `block`; a kernel takes it as an argument."""
-    layout = block_layout(tuple(block), tensor.element_size())
-    return TensorDescriptor.from_tensor(tensor, list(block), layout)
-
-
-@cache
-def block_layout(block: tuple[int, ...], itemsize: int) -> gl.NVMMASharedLayout:
-    """How TMA lays a block out in shared memory: swizzled as widely as its rows allow."""
-    element = {1: gl.float8e4nv, 2: gl.bfloat16, 4: gl.float32}[itemsize]
-    return gl.NVMMASharedLayout.get_default_for(list(block), element)

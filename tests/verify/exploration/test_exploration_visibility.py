@@ -5,10 +5,10 @@ from __future__ import annotations
 import random
 
 import pytest
+from axiomatic import Access, Litmus, Thread, allowed_outcomes
 from tiny_programs import explore
 
 from weft.base.vocabulary import Order
-from weft.verify.axiomatic import Access, Litmus, Thread, allowed_outcomes
 
 
 def as_litmus(programs) -> Litmus:

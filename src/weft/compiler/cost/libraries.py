@@ -7,6 +7,12 @@ from itertools import pairwise
 from weft.base.hardware import Curve, Hardware
 from weft.compiler.cost.products import Product
 
+# Calls of a plan in which ranks exchange something.
+COLLECTIVES = (
+    "all_gather", "reduce_scatter", "all_reduce", "all_to_all", "moe_route", "ep_route",
+    "ep_dispatch", "ep_combine",
+)  # fmt: skip
+
 
 def unfused_us(product: Product, machine: Hardware, kind: str) -> float:
     """A product, and the collective of its rows: those of A, or of what it gives."""
@@ -23,6 +29,18 @@ def product_us(product: Product, machine: Hardware) -> float:
     flops = 2 * product.m * product.n * product.k / machine.library_tflops
     memory = product.n * product.k * product.itemsize * 1e3 / machine.library_gbps
     return max(flops, memory) / 1e6 + machine.library_us
+
+
+def call_us(
+    function: str, num_bytes: float, num_ranks: int, num_nodes: int, machine: Hardware
+) -> float:
+    """A call of a plan; of sums of all rows `num_bytes` are those of all, else a rank's part."""
+    kind, parts = function, (num_bytes, num_bytes * num_ranks)
+    if function == "all_to_all":  # of what a rank has, a part goes to each
+        parts = num_bytes / num_ranks, num_bytes
+    elif function not in ("all_gather", "reduce_scatter"):
+        kind, parts = "all_reduce", (num_bytes / num_ranks, num_bytes)
+    return collective_us(kind, *parts, num_ranks, num_nodes, machine)
 
 
 def collective_us(

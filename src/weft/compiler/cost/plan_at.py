@@ -9,7 +9,7 @@ from math import ceil, prod
 from weft.base.dtypes import DTYPES
 from weft.base.errors import UsageError
 from weft.compiler.passes.allocate import extent_of
-from weft.ir.device import Buffer, Channel, Do, Launch, Part, Plan, Tiles
+from weft.ir.device import Buffer, Call, Channel, Do, Launch, Part, Plan, Tiles
 from weft.ir.kinds import GATHERED
 from weft.ir.tensor import Size
 from weft.language.mapping import as_python
@@ -19,6 +19,11 @@ from weft.tiles import hierarchy
 def product_of(step: Launch) -> Do:
     """The product among what a launch does, if it does one."""
     return next(do for do in step.body if do.kind in GATHERED)
+
+
+def brings_rows(step: Launch) -> bool:
+    """Does the kernel that multiplies store own rows on the other ranks, too?"""
+    return any(do.kind == "all_gather" for do in step.body) and step.template in ("gemm", "small")
 
 
 class PlanAt:
@@ -44,6 +49,15 @@ class PlanAt:
 
     def extents(self, name: str, rank: int) -> list[int]:
         return [self.size(one, rank) for one in self.buffers[name].sizes]
+
+    def keys_seen(self, rank: int, step: Call) -> float:
+        """By each of a rank's own queries, on average."""
+        own, _ = self.extents(step.writes[0], rank)
+        parts = [self.extents(step.reads[0], r)[0] for r in range(self.num_ranks)]
+        is_split = isinstance(self.buffers[step.reads[0]].sizes[0], Part)
+        if step.causal:
+            return (sum(parts[:rank]) if is_split else 0) + own / 2
+        return sum(parts) if is_split else own
 
     def itemsize(self, name: str) -> int:
         is_table = self.buffers[name].role == "tables"

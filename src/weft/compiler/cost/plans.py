@@ -21,7 +21,7 @@ from weft.base.parts import full_part
 from weft.base.schedule import LINKS, PROGRAMS, Schedule, Signal, Span
 from weft.compiler.cost import exchanges, libraries, relays
 from weft.compiler.cost.alike import CALL, STEP, Arrivals, classes
-from weft.compiler.cost.plan_at import PlanAt, product_of
+from weft.compiler.cost.plan_at import PlanAt, brings_rows, product_of
 from weft.compiler.cost.products import (
     Product,
     grouped_us,
@@ -48,15 +48,9 @@ from weft.ir.device import (
 from weft.ir.kinds import GATHERED
 from weft.ir.schedule import PUSHERS
 
-# Rows of tiles that share columns of B.
-GROUP_M = 8
-# Rows of the tiles that stage the edges of a rank's part.
-EDGE_ROWS = 128
+# Rows of tiles that share columns of B; rows of the tiles that stage the edges of a rank's part.
+GROUP_M, EDGE_ROWS = 8, 128
 ENGINE = "copy engine 0"
-COLLECTIVES = (
-    "all_gather", "reduce_scatter", "all_reduce", "all_to_all", "moe_route", "ep_route",
-    "ep_dispatch", "ep_combine",
-)  # fmt: skip
 ATTENTION = ("attention", "ag_attention")
 EVEN = Fabric()
 # It yields the keys that must be there before it goes on; its value is the time at its end.
@@ -252,7 +246,7 @@ class _Times(PlanAt):
     def call(self, rank: int, lane: str, now: float, step: Call, index: int) -> Steps:
         """A library's: a collective begins when the last rank comes to it."""
         machine, out, kind = self.machine, step.writes[0], "torch"
-        if step.function in COLLECTIVES:
+        if step.function in libraries.COLLECTIVES:
             self.arrived[CALL, index, rank] = _Arrival(now, rank, lane, now)
             keys = [(CALL, index, peer) for peer in self.peers(rank)]
             now = yield from self.wait(rank, lane, now, keys, "for all ranks")
@@ -275,10 +269,7 @@ class _Times(PlanAt):
         """Both products of own queries with the keys that they see, at a library's rate; no less
         than those that are gathered meanwhile take to come."""
         own, columns = self.extents(step.writes[0], rank)
-        parts = [self.extents(step.reads[0], r)[0] for r in range(self.num_ranks)]
-        is_split = isinstance(self.buffers[step.reads[0]].sizes[0], Part)
-        first = sum(parts[:rank]) if is_split else 0
-        keys = first + own / 2 if step.causal else sum(parts) if is_split else own
+        keys = self.keys_seen(rank, step)
         took = libraries.attention_us(own, keys, columns, self.multiplies(rank))
         if step.function == "ag_attention" and self.num_ranks > 1:
             nbytes = sum(self.num_bytes(name, 0) for name in step.reads[1:])
@@ -286,14 +277,8 @@ class _Times(PlanAt):
         return took
 
     def collective_us(self, function: str, nbytes: float) -> float:
-        """A library's; of sums of all rows `nbytes` are those of all, else a rank's part."""
-        kind, parts = function, (nbytes, nbytes * self.num_ranks)
-        if function == "all_to_all":  # of what a rank has, a part goes to each
-            parts = nbytes / self.num_ranks, nbytes
-        elif function not in ("all_gather", "reduce_scatter"):
-            kind, parts = "all_reduce", (nbytes / self.num_ranks, nbytes)
         num_nodes = len(set(self.node_of))
-        return libraries.collective_us(kind, *parts, self.num_ranks, num_nodes, self.machine)
+        return libraries.call_us(function, nbytes, self.num_ranks, num_nodes, self.machine)
 
     # ---- kernels
 
@@ -583,11 +568,6 @@ class _Times(PlanAt):
         now = yield from self.wait(rank, PROGRAMS, now, keys, name)
         took = us(nbytes * len(sources), gbps * self.machine.num_sms)
         return self.work(rank, "sums of own rows", now, took, rank)
-
-
-def brings_rows(step: Launch) -> bool:
-    """Does the kernel that multiplies store own rows on the other ranks, too?"""
-    return any(do.kind == "all_gather" for do in step.body) and step.template in ("gemm", "small")
 
 
 def us(nbytes: float, gbps: float) -> float:

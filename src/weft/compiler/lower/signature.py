@@ -12,7 +12,7 @@ from weft.compiler.lower import compose, source
 from weft.ir import core
 from weft.language.mapping import StaticMapping
 from weft.language.world_arg import SlotArg, WorldArg, language_version
-from weft.tiles import gemm, gemm_sm90, own_rows, rows
+from weft.tiles import descriptors_sm90, gemm, gemm_sm90, own_rows, rows
 from weft.tiles.hooks import partition, split_k, table, whole
 from weft.tiles.hooks.scatter import MOST_PEERS
 
@@ -168,11 +168,13 @@ def _chunk(given: Specialised) -> tuple[int, int]:
 def _descriptor(block: tuple[int, int], given: Specialised) -> str:
     """Of blocks as the template for Hopper has them in shared memory."""
     dtype = DTYPES[given.dtype]
-    layout = gemm_sm90.block_layout(block, dtype.itemsize)
+    layout = descriptors_sm90.block_layout(block, dtype.itemsize)
     return f"tensordesc<{dtype.triton}[{block[0]}, {block[1]}],{layout!r}>"
 
 
 def leaves_by_pointers(kernel: core.Kernel, one: core.Param) -> bool:
     """Is it a result that leaves the generic variant by pointers, since it is no whole tile?"""
-    return any(one.name in hook.args for hook in kernel.of(core.Hook)
-               if hook.function in ("store_own", "store_value", "stage"))  # fmt: skip
+    for hook in kernel.of(core.Hook):
+        if hook.function in ("store_own", "store_value", "stage") and one.name in hook.args:
+            return True
+    return False

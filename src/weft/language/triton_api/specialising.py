@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import threading
 import types
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import lru_cache, partial
 from typing import Any, NamedTuple
@@ -135,7 +135,7 @@ def kinds_of(fn: Any, args: tuple, kept: list[Any]) -> tuple:
     is found by these.
     """
     names, run_time = _run_time_names(fn)
-    return tuple([_kind_of(name, one, run_time, kept) for name, one in zip(names, args)])
+    return _kinds_of(names, args, run_time, kept)
 
 
 _named: dict[int, tuple[Any, tuple[tuple[str, ...], frozenset[str]]]] = {}
@@ -152,33 +152,42 @@ def _run_time_names(fn: Any) -> tuple[tuple[str, ...], frozenset[str]]:
     return found[1]
 
 
-def _kind_of(name: str, value: Any, run_time: frozenset[str], kept: list[Any]) -> Any:
-    kind = type(value)
-    if kind is int:
-        # As wide as it must be; 1 and multiples of 16 are other kernels.
-        width = 32 if -(1 << 31) <= value < 1 << 31 else value.bit_length() > 63
-        if not name:
-            return value
-        return width if name in run_time else (width, value == 1, value % 16 == 0)
-    if kind in _PLAIN:
-        return kind if name and kind is float else (kind, value)
-    if kind is triton.language.constexpr:
-        return "constexpr", _kind_of("", value.value, run_time, kept)
-    if isinstance(value, tuple):
-        fields = getattr(value, "_fields", None)
-        if fields is None:
-            return tuple([_kind_of(name and "-", one, frozenset(), kept) for one in value])
-        if kind.__name__ == SIZES:
-            run_time = run_time.union(one for one in fields if not one.endswith(OF_COLUMNS))
-        ones = zip(fields, value)
-        return kind, *[_kind_of(name and field, one, run_time, kept) for field, one in ones]
-    if hasattr(value, "data_ptr"):
-        return value.dtype, value.data_ptr() % 16 == 0
-    if hasattr(value, "block_shape"):
-        layout = getattr(value, "layout", None)
-        return value.base.dtype, value.padding, *value.block_shape, layout
-    kept.append(value)
-    return id(value)
+def _kinds_of(
+    names: Iterable[str], values: Iterable[Any], run_time: frozenset[str], kept: list[Any]
+) -> tuple:
+    """In one function but for tuples: a launch has some forty arguments and fields of such."""
+    found: list[Any] = []
+    for name, value in zip(names, values):
+        kind = type(value)
+        if kind is int:
+            # As wide as it must be; 1 and multiples of 16 are other kernels.
+            width = 32 if -(1 << 31) <= value < 1 << 31 else value.bit_length() > 63
+            if not name:
+                found.append(value)
+            else:
+                is_open = name in run_time
+                found.append(width if is_open else (width, value == 1, value % 16 == 0))
+        elif kind in _PLAIN:
+            found.append(kind if name and kind is float else (kind, value))
+        elif kind is triton.language.constexpr:
+            found.append(("constexpr", *_kinds_of(("",), (value.value,), run_time, kept)))
+        elif isinstance(value, tuple):
+            fields, of_run = getattr(value, "_fields", None), run_time
+            if fields is None:
+                fields, of_run, kind = ("-",) * len(value), frozenset(), None
+            elif kind.__name__ == SIZES:
+                of_run = run_time.union(one for one in fields if not one.endswith(OF_COLUMNS))
+            inner = fields if name else ("",) * len(value)
+            found.append((kind, *_kinds_of(inner, value, of_run, kept)))
+        elif hasattr(value, "data_ptr"):
+            found.append((value.dtype, value.data_ptr() % 16 == 0))
+        elif hasattr(value, "block_shape"):
+            layout = getattr(value, "layout", None)
+            found.append((value.base.dtype, value.padding, *value.block_shape, layout))
+        else:
+            kept.append(value)
+            found.append(id(value))
+    return tuple(found)
 
 
 @contextmanager
