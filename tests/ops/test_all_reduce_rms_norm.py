@@ -128,7 +128,7 @@ def test_few_rows_go_by_packets():
         problem = op.make_problem(4, {"m": m, "n": 8192}, "bfloat16", nodes)
         return next(candidates(problem, TARGETS["cuda:90"])).transport
 
-    assert [first(m) for m in (1, 8, 9, 64, 65)] == ["one_shot_ll"] * 2 + ["two_shot_ll"] * 2 + [
+    assert [first(m) for m in (1, 8, 9, 128, 129)] == ["one_shot_ll"] * 2 + ["two_shot_ll"] * 2 + [
         "sm_push"
     ]
     assert first(1, (2, 2)) == "sm_push"

@@ -292,6 +292,7 @@ def _produce(
     for unit in range(begins, ends, step):
         of = tile_scheduler.unit_of(unit, waves, step)
         at = order(of.tile, waves.num_m, waves.num_n, order_args)
+        # weft: allow spin-without-acquire: programs keep pace there, and wait for no data
         filled = load_one_tile(
             at, of.begin, of.end, filled, b, shape, operands_a, operands_b, empty, full, ready,
             ready_args, tile_m, tile_n, tile_k, stages, b_is_nk, unit, unit < waves.whole,

@@ -56,6 +56,7 @@ def _keep_pace(shared, i, step):
     # weft: equivalent-mutant value+1 of atomic: waits end early, and no data is behind them
     wl.atomic_add(word, 1, order=wl.Order.RELAXED, scope=wl.Scope.DEVICE)
     # weft: equivalent-mutant drop, value-1, count-1 of wait: no data is behind it
+    # weft: allow spin-without-acquire: nothing but time depends on it
     wl.wait(word, (i + 1) * step, order=wl.Order.RELAXED, scope=wl.Scope.DEVICE,
             world=shared.world)  # fmt: skip
 

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from weft.language import mapping
 from weft.tiles.hooks import order as orders
 from weft.tiles.hooks import partition
 
@@ -27,11 +28,14 @@ worlds = st.tuples(
 )  # fmt: skip
 
 
+scattered = mapping.as_python(orders.scattered)
+
+
 def order_of(parts, rank, num_ranks):
     num_m = parts.tiles_m * num_ranks
     args = orders.Scatter(rank, parts)
     total = num_m * parts.num_n
-    return [orders.scattered.fn(i, num_m, parts.num_n, args) for i in range(total)]
+    return [scattered(i, num_m, parts.num_n, args) for i in range(total)]
 
 
 @given(worlds, st.data())
