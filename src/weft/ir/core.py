@@ -45,7 +45,7 @@ SORTS = (
 MAPPINGS = ("static", "tables")
 # What a tile is cut from: all rows; each rank's part of them; all rows, which each rank has; what
 # this rank has, whatever others have; its own rows, of each of which every rank sends some
-# columns; by tables each expert's slots.
+# columns; of grouped products each expert's slots.
 CUTS = {"whole": "static", "part": "static", "each": "static", "own": "static",
         "slices": "static", "experts": "tables"}  # fmt: skip
 

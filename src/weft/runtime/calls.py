@@ -73,7 +73,7 @@ class Calls:
         return len(self._once) > count
 
     def is_covered(self, key: Hashable, sizes: Mapping[str, int]) -> bool:
-        """Has `cover` been told of sizes that are nowhere smaller?"""
+        """Was `cover` called with sizes that are nowhere smaller?"""
         largest, _ = self._covered.get(key, ({}, None))
         return bool(largest) and all(sizes[name] <= largest[name] for name in sizes)
 

@@ -342,14 +342,10 @@ def _summed(
 def _sum_everywhere(plan: Plan, launch: Launch, product: Do) -> Iterator[core.Statement]:
     """As `_scatter`; what an owner has summed it hands to all, and takes theirs at the end."""
     by_buffer = {one.buffer: one for one in params.announced(plan, launch)}
-    left, right = product.operands
     (partials, gathered), (result,) = launch.pushes, launch.writes
     by_owner, by_all = by_buffer[partials], by_buffer[gathered]
     own = f"own_{result}"
-    for name in (left, right, own):
-        yield core.Param(name, "operand", f"own rows of {result}" if name == own else "")
-    for name in (result, partials, gathered):
-        yield core.Param(name, "pointer")
+    yield from _given(launch, product, own)
     yield from _given_scales(product)
     for channel in (by_owner, by_all):
         yield params.signals(plan, launch, channel)
@@ -366,19 +362,26 @@ def _sum_everywhere(plan: Plan, launch: Launch, product: Do) -> Iterator[core.St
         yield core.Finish("end", "slot")
 
 
+def _given(launch: Launch, product: Do, own: str) -> Iterator[core.Statement]:
+    """Of a kernel that stores own rows of its result, and at its end what others have sent: both
+    operands, own rows, all of the result, and where tiles go on other ranks."""
+    (result,) = launch.writes
+    for name in (*product.operands, own):
+        yield core.Param(name, "operand", f"own rows of {result}" if name == own else "")
+    for name in (result, *launch.pushes):
+        yield core.Param(name, "pointer")
+
+
 def _exchanged(plan: Plan, launch: Launch, product: Do) -> Iterator[core.Statement]:
     """Tiles of own rows go to the rank that owns their columns, own ones last; then what the other
     ranks have sent is stored among them, since the slot is the next call's."""
     if product.scaling:
         raise _unknown(launch, f"a product with scaling={product.scaling} before all_to_all")
     (channel,) = params.announced(plan, launch)
-    left, right = product.operands
+    left, _ = product.operands
     (received,), (result,) = launch.pushes, launch.writes
     own = f"own_{result}"
-    for name in (left, right, own):
-        yield core.Param(name, "operand", f"own rows of {result}" if name == own else "")
-    for name in (result, received):
-        yield core.Param(name, "pointer")
+    yield from _given(launch, product, own)
     yield params.signals(plan, launch, channel)
     yield from params.around(plan, launch)
     yield core.Mapping("parts", "static", (left,), cuts="part")
