@@ -269,7 +269,7 @@ FAULTS = [
     Fault("compiler/cost/products.py",
           "return end + reread_us(product, machine) + machine.end_us",
           "return end + machine.end_us", "B that is read again costs nothing",
-          f"{ENGINES}test_b_is_read_for_each_group_of_rows_unless_it_stays_in_l2"),
+          f"{ENGINES}test_what_a_gathered_product_loses_to_readings_of_b_is_in_its_time"),
     Fault("compiler/cost/products.py",
           "return leaving / machine.num_sms * held_us + machine.sums_us",
           "return machine.sums_us",

@@ -426,6 +426,14 @@ def test_b_is_read_for_each_group_of_rows_unless_it_stays_in_l2():
     assert times[0] > 32 * b_us > times[1]
 
 
+def test_what_a_gathered_product_loses_to_readings_of_b_is_in_its_time():
+    one = product(4096, n=7168, k=4096, group_m=1, num_ranks=1, head=32)
+    slow, fast = (products.gathered_us(one, machine, "sm_push") for machine in
+                  (H200X4, replace(H200X4, reread_gbps=1e12)))  # fmt: skip
+    lost_us = products.reread_us(one, H200X4)
+    assert lost_us > 0 and slow - fast == pytest.approx(lost_us, rel=1e-3)
+
+
 def test_a_curve_is_linear_between_what_was_read():
     curve = ((0, 10.0), (100, 20.0))
     assert [on_curve(curve, size) for size in (0, 50, 200)] == [10.0, 15.0, 40.0]
