@@ -739,6 +739,20 @@ FAULTS = [
     Fault("plan/launches.py", "return self.launch.reads", "return ()",
           "a view is taken for rows that lie one behind the other",
           f"{OWN_ROWS}_columns_that_a_product_takes_are_packed"),
+    # ---- relays beside rows
+    Fault("plan/row_launches.py", "self.grid(sized, target, spare) + spare",
+          "self.grid(sized, target, spare)", "rows have the registers that a relay waits for",
+          "plan/test_plan_launches.py::test_rows_leave_a_relay_its_places_on_sms"),
+    Fault("tiles/relay.py", "range(at.i_n * parts.tile_n, n, block_n)",
+          "range(at.i_n * parts.tile_n, at.i_n * parts.tile_n + 1, block_n)",
+          "a relay adds up the first columns of a wide row alone",
+          "ops/test_experts_between_nodes.py::"
+          "test_sums_over_experts_cross_once[moe_rs 2+2 skewed]"),
+    Fault("plan/table_launches.py", "plan.shape(weights, 0), plan.shape(weights)",
+          "plan.shape(weights, 0), plan.shape(weights, 0)",
+          "a rank with fewer columns than others reads as many",
+          "compiler/test_experts_overlapped.py::"
+          "test_ranks_with_fewer_columns_than_others_read_no_more"),
 ]  # fmt: skip
 
 

@@ -30,6 +30,7 @@ from weft.compiler import (
     silu_mul,
 )
 from weft.compiler.binding import check_pairs
+from weft.compiler.passes.tile import number
 from weft.ir.task import Program
 from weft.plan.program_cards import rank_part
 
@@ -99,7 +100,7 @@ def global_inputs(
     found = {}
     for task in compiled.tasks:
         if task.kind == "input":
-            shape = [sizes.get(size, size) for size in task.type.sizes]
+            shape = [number(size, sizes) for size in task.type.sizes]
             drawn = torch.randn(shape, generator=generator) / 2
             if task.type.dtype == "int32":
                 drawn = drawn.abs() * 4

@@ -34,7 +34,7 @@ from weft.verify.mutants.core_ir import mutations
 ENGINES = {
     "all_gather": ("ce_push", "sm_push", "sm_put", "relay", "pushers"),
     "reduce_scatter": ("sm_push", "ce_push", "sm_put", "relay"),
-    "all_reduce": ("sm_push", "one_shot_ll", "two_shot_ll", "sm_put"),
+    "all_reduce": ("sm_push", "one_shot_ll", "two_shot_ll", "sm_put", "relay"),
     "all_to_all": ("sm_push", "ce_push"),
 }
 # How many ranks, and how many on each node; () is one node.

@@ -12,7 +12,7 @@ from weft.base.errors import ConfigError
 from weft.base.hardware import H200X4, Hardware
 from weft.base.target import parse_target
 from weft.compiler.cost import libraries, products, tasks
-from weft.compiler.cost.choose import shape_together, staged_chunks, ways
+from weft.compiler.cost.choose import shape_together, staged_chunks, sums_of_rows, ways
 from weft.compiler.cost.libraries import on_curve
 from weft.compiler.cost.products import Product
 from weft.compiler.facts import Facts, Settings
@@ -168,6 +168,22 @@ def test_other_nodes_are_reached_by_puts():
     # Nobody is there to pass rows on to.
     alone = emulated | {"num_ranks": 2, "nodes": (1, 1)}
     assert engine(operators.ag_gemm, "gathered", **alone) == "sm_put"
+
+
+@pytest.mark.parametrize("kind", ["reduce_scatter", "all_reduce"])
+def test_rows_that_are_summed_are_relayed_where_that_is_predicted_to_end_first(kind):
+    """Not of a few tokens; nor where work follows the sums, or nobody is near."""
+
+    def first(m: int, nodes: tuple[int, ...], slots: int, target: str = "cuda:90") -> str:
+        found = sums_of_rows(kind, m, 7168, 2, slots, sum(nodes), nodes, parse_target(target))
+        times = [way.us for way in found if way.us]
+        assert times == sorted(times)
+        return found[0].engine
+
+    assert first(32768, (4, 4), 8 * 32768) == first(64, (4, 4), 8 * 64) == "relay"
+    assert first(8, (2, 2), 64) == first(32768, (4, 4), 0) == first(2048, (1, 1), 4096) == "sm_put"
+    assert first(32768, (8,), 8 * 32768) == "sm_push"
+    assert first(32768, (4, 4), 8 * 32768, "cuda:100") == "relay"  # of which nothing is known
 
 
 def test_what_is_relayed_takes_longer_the_more_nodes_there_are():

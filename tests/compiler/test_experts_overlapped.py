@@ -14,7 +14,17 @@ from test_unfused import run
 import weft
 from weft.base.errors import ConfigError, ShapeError
 from weft.base.target import TARGETS
-from weft.compiler import Facts, Settings
+from weft.compiler import (
+    Facts,
+    Settings,
+    Shard,
+    Tensor,
+    Times,
+    grouped_matmul,
+    moe_route,
+    reduce_scatter,
+    scatter_rows,
+)
 from weft.compiler.lower import kernels, source
 from weft.compiler.lower.signature import Specialised, record
 from weft.compiler.pipeline import overlap
@@ -57,6 +67,21 @@ def test_a_layer_equals_its_reference(ranks, num_ranks: int, engine: str):
         world.close()
 
     ranks(main, num_ranks)
+
+
+def test_ranks_with_fewer_columns_than_others_read_no_more(ranks):
+    """Of 16 columns three ranks have 6, 6 and 4."""
+
+    @weft.program(
+        mesh="tp", x=Tensor("float32", (Times("m", 2), 16), Shard(1)),
+        logits=Tensor("float32", ("m", E), Shard(0)), b=Tensor("float32", (E, 16, K), Shard(1)),
+    )  # fmt: skip
+    def down(x, logits, b):
+        routing = moe_route(logits, top_k=2)
+        return reduce_scatter(scatter_rows(grouped_matmul(x, b, routing), routing))
+
+    compiled = down.options(settings=Settings(tiles={"products": (16, 16, 16)}))
+    ranks(lambda: run(weft.init(), compiled, {"m": 7}, seed=1, lowering="overlapped"), 3)
 
 
 def test_of_whole_experts_it_is_the_same_kernels_by_own_tables():

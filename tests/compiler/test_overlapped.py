@@ -59,6 +59,7 @@ PLANS = {
     "all_reduce_rms_norm_twice": (operators.all_reduce_rms_norm, {"m": 64}),
     "ag_moe": (operators.ag_moe, {}),
     "moe_rs": (operators.moe_rs, {}),
+    "moe_rs_relay": (operators.moe_rs, {"nodes": (2, 2)}),
     "moe": (operators.moe, {}),
     "mlp": (operators.mlp, {"engines": {"gathered": "ce_push", "scattered": "sm_push"}, "tiles": {
         "product": (128, 256, 64), "product_2": (128, 128, 64)}}),

@@ -20,16 +20,21 @@ from weft.compiler import (
     Settings,
     Shard,
     Tensor,
+    Times,
     all_gather,
     all_to_all,
+    grouped_matmul,
     libraries,
+    moe_route,
     reduce_scatter,
+    scatter_rows,
 )
 from weft.compiler.frontend import trace
 from weft.compiler.passes.place import place
 from weft.compiler.pipeline import overlap
 from weft.ir import device, device_rules
 from weft.ir.device import After, Copy, Launch, Plan, Take, Wait
+from weft.ir.kinds import PRODUCTS
 from weft.plan import run_plan
 
 K, N, M = 16, 16, 48
@@ -43,6 +48,11 @@ def gemm_rs(a, b):
     return reduce_scatter(a @ b)
 
 
+def moe_rs(x, logits, b):
+    routing = moe_route(logits, top_k=2)
+    return reduce_scatter(scatter_rows(grouped_matmul(x, b, routing), routing))
+
+
 def gemm_a2a(x, w):
     return all_to_all(x @ w)
 
@@ -54,6 +64,11 @@ def a2a_gemm(y, w):
 PARAMETERS = {
     ag_gemm: {"a": Tensor("float32", ("m", K), Shard(0)), "b": Tensor("float32", (K, N), Shard(1))},
     gemm_rs: {"a": Tensor("float32", ("m", K), Shard(1)), "b": Tensor("float32", (K, N), Shard(0))},
+    moe_rs: {
+        "x": Tensor("float32", (Times("m", 2), K), Shard(1)),
+        "logits": Tensor("float32", ("m", 4), Shard(0)),
+        "b": Tensor("float32", (4, K, N), Shard(1)),
+    },
     **{
         function: {
             one: Tensor("float32", ("m", 40), Shard(dim)),
@@ -70,6 +85,7 @@ PROGRAMS = {
     "gemm_rs": (gemm_rs, {"scattered": "sm_push"}),
     "carried": (gemm_rs, {"scattered": "ce_push"}),
     "relayed": (gemm_rs, {"scattered": "relay"}),
+    "relayed tokens": (moe_rs, {"scattered": "relay"}),
     "to owners": (gemm_a2a, {"exchanged": "sm_push"}),
     "slices": (a2a_gemm, {"exchanged": "sm_push"}),
     "slices by engines": (a2a_gemm, {"exchanged": "ce_push"}),
@@ -77,13 +93,14 @@ PROGRAMS = {
 
 
 # Ranks by nodes.
-NODES = {"relay": (2, 1), "relayed": (2, 1)}
+NODES = dict.fromkeys(("relay", "relayed", "relayed tokens"), (2, 1))
 
 
 def compiled(name: str, nodes: tuple[int, ...]):
     function, engines = PROGRAMS[name]
     placed = place(trace(function, "tp", PARAMETERS[function]))
-    settings = Settings({"product": (16, 16, 16)}, engines)
+    tiles = {one.name: (16, 16, 16) for one in placed.tasks if one.kind in PRODUCTS}
+    settings = Settings(tiles, engines)
     facts = Facts({"m": M}, sum(nodes), TARGETS["emu"], nodes if len(nodes) > 1 else ())
     return placed, overlap(placed, facts, settings).plan
 
@@ -146,6 +163,7 @@ def run(placed, plan: Plan, nodes: tuple[int, ...]) -> None:
         "slices",
         "slices by engines",
         pytest.param("gemm_rs", marks=pytest.mark.slow),
+        pytest.param("relayed tokens", marks=pytest.mark.slow),
     ],
 )
 def test_every_dropped_signal_is_found(name: str, monkeypatch):
@@ -179,6 +197,7 @@ EXPECTED = {
     "relay": {"after(main, relay)": RECORDINGS},
     "carried": {},
     "relayed": {"after(main, relay)": RECORDINGS},
+    "relayed tokens": {"after(main, relay)": RECORDINGS},
     "gemm_rs": {},
     "to owners": {},
     "slices": {},

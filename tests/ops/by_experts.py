@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -74,10 +74,14 @@ def call_in_turns(op: Op, problem: Any, config: Any) -> Callable[[], torch.Tenso
     return main
 
 
-def check_kernel(op: Op, problem: Any, target_name: str) -> None:
-    """The kernel compiles for a target, keeps its waits, and fetches operands ahead."""
+def check_kernel(op: Op, problem: Any, target_name: str, only: Sequence[str] = ()) -> None:
+    """The kernels, or those of these names, which compile for a target, keep their waits, and fetch
+    operands ahead."""
     target = TARGETS[target_name]
-    for fn, record in op.kernels(problem, None, target):
+    kernels = op.kernels(problem, None, target)
+    found = [one for one in kernels if not only or one[1].name in only]
+    assert len(found) >= len(only)
+    for fn, record in found:
         binary = triton_api.compile_kernel(fn, record, target)
         report = compiled(binary, target)
         assert report.ok, "\n".join(map(str, report.findings))

@@ -112,26 +112,6 @@ def test_sums_cross_once(name, transport, nodes, m):
     }
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["moe_rs", "moe_ar"])
-def test_sums_over_experts_cross_once_by_collectives_alone(name):
-    """Fused, each rank's share goes to every far rank; unfused, a node's sum does, by relay."""
-    op, nodes, m, counted = cards()[name], (2, 2), 144, []
-    sizes = {"k": K, "experts": 4, "top_k": 2, "tile_m": 16}
-    problem = op.problem(m=m, n=WIDE, num_ranks=4, dtype="float32", nodes=nodes, **sizes)
-    for config in (next(iter(op.candidates(problem, EMU))), *op.unfused):
-
-        def main():
-            world = weft.init()
-            out = op.run(world, problem, op.make_inputs(problem, world.rank), config)
-            check(op, out, problem, world.rank)
-
-        counted.append(crossing(nodes, main))
-    rows_bytes, ways = m // 2 * WIDE * 4, 1 + (name == "moe_ar")
-    assert counted[0] == dict.fromkeys(pairs(nodes), 2 * ways * rows_bytes)
-    assert counted[1] == dict.fromkeys(pairs(nodes), ways * rows_bytes)
-
-
 @pytest.mark.parametrize("name", SUMS)
 @pytest.mark.parametrize(
     "nodes", [(2, 1), pytest.param((3, 2), marks=pytest.mark.slow)], ids=text_of
@@ -145,12 +125,18 @@ def test_every_way_of_calling_what_is_relayed(nodes, name):
             session.run(lambda: call_every_way(op, problem, config))
 
 
-@pytest.mark.parametrize("nodes", [(3, 1), (2, 2)], ids=text_of)
-def test_few_programs_relay_many_tiles(nodes):
+@pytest.mark.parametrize(
+    ("name", "nodes"),
+    [("gemm_rs", (3, 1)), ("gemm_rs", (2, 2)),
+     *(pytest.param("moe_rs", nodes, marks=pytest.mark.slow) for nodes in ((3, 1), (2, 2)))],
+    ids=str,
+)  # fmt: skip
+def test_few_programs_relay_many_tiles(name, nodes):
     """Own tiles wait for relays, which take others in an order of their own: where those came
     before, ranks' programs waited for each other."""
-    op = cards()["gemm_rs"]
-    problem = op.problem(m=384, n=144, k=K, num_ranks=4, dtype="float32", nodes=nodes)
+    op = cards()[name]
+    more = {"experts": 4, "top_k": 1, "tile_m": 16} if name == "moe_rs" else {}
+    problem = op.problem(m=384, n=144, k=K, num_ranks=4, dtype="float32", nodes=nodes, **more)
     config = config_for(op, problem, "relay", tile_n=16, tile_k=16)
 
     def main():

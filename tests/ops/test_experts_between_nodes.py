@@ -1,5 +1,6 @@
 """Of tokens that cross from node to node: rows once to each node that has experts of theirs, and
-one sum back, counted in the emulator."""
+one sum back; of products that are summed over ranks one sum of each node. Counted in the emulator.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +19,9 @@ from weft.base.topology import Topology, text_of
 from weft.language import triton_api
 from weft.ops import card
 from weft.ops.ep_dispatch import TABLES
+from weft.plan import starts
 from weft.plan.expert_parallel import Config, candidates, predict
+from weft.plan.routing import tables_of
 from weft.verify import compiled
 
 EMU = TARGETS["emu"]
@@ -191,3 +194,54 @@ def test_relaying_kernels_compile_and_keep_their_waits(op, target):
     *_, (fn, record) = op.kernels(problem, config, TARGETS[target])
     report = compiled(triton_api.compile_kernel(fn, record, TARGETS[target]), TARGETS[target])
     assert report.ok, "\n".join(map(str, report.findings))
+
+
+def cases_of_sums():
+    """moe_rs and moe_ar; of either, experts by their columns or whole ones, in turns."""
+    quick = (("moe_rs", (2, 2), "skewed"), ("moe_ar", (3, 1), "some have none"))
+    for i, case in enumerate(product(("moe_rs", "moe_ar"), NODES, ROUTINGS)):
+        marks = () if case in quick else pytest.mark.slow
+        text = f"{case[0]} {text_of(case[1])} {case[2]}"
+        yield pytest.param(*case, i % 2 == 0, id=text, marks=marks)
+
+
+@pytest.mark.parametrize(("name", "nodes", "routing", "split_experts"), list(cases_of_sums()))
+def test_sums_over_experts_cross_once(name, nodes, routing, split_experts, monkeypatch):
+    """A token's sum of each node to each other one, be it of no choices; all-reduced, the result
+    goes back. By puts each rank's share does. A relay adds up a row in several blocks of columns.
+    """
+    monkeypatch.setattr(starts, "SUMMED", 16)
+    ids, op, num_ranks = choices(routing, nodes), card(name), sum(nodes)
+    problem = op.problem(
+        ROWS * num_ranks, COLUMNS, num_ranks, "float32", nodes, k=16, experts=2 * num_ranks,
+        top_k=TOP_K, tile_m=16, split_experts=split_experts,
+    )  # fmt: skip
+    generator = torch.Generator().manual_seed(7)
+    everyone = [{"ids": one, "weights": torch.rand(one.shape, generator=generator)} for one in ids]
+    inputs = []
+    for rank, one in enumerate(everyone):
+        empty = torch.full((ROWS - len(one["ids"]), TOP_K), -1)
+        everyone[rank] = {"ids": torch.cat([one["ids"], empty.int()]),
+                          "weights": torch.cat([one["weights"], empty.float()])}  # fmt: skip
+    for rank in range(num_ranks):
+        made = tables_of(problem, rank, everyone)
+        mine = op.make_inputs(problem, rank) | made._asdict()
+        mine["x"] = mine["x"].nan_to_num(1.0).masked_fill(made.token_of[:, None] < 0, torch.nan)
+        inputs.append(mine)
+    expected = op.reference(problem, inputs)
+    rows, is_back = [ROWS * size for size in nodes], name == "moe_ar"
+    for transport in ("relay", "sm_push"):
+        first = next(iter(op.candidates(problem, EMU)))
+        config = replace(first, transport=transport)
+
+        def main():
+            world = weft.init()
+            out = op.run(world, problem, inputs[world.rank], config)
+            torch.testing.assert_close(out, expected[world.rank], rtol=1e-4, atol=1e-4)
+
+        is_relayed = transport == "relay"
+        times = {(i, j): (1, 1) if is_relayed else (nodes[i], nodes[j]) for i, j in pairs(nodes)}
+        assert crossing(nodes, main) == {
+            (i, j): 4 * COLUMNS * (out * rows[j] + is_back * back * rows[i])
+            for (i, j), (out, back) in times.items()
+        }

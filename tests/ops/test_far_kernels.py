@@ -65,16 +65,18 @@ def test_what_crosses_goes_through_the_library(nvshmem_stand_in, name, transport
         ("ag_gemm", "relay_chunks"),
         ("gemm_rs", "relay_tiles"),
         pytest.param("ag_moe", "relay_chunks", marks=pytest.mark.slow),
+        pytest.param("moe_rs", "relay_tiles", marks=pytest.mark.slow),
     ],
 )
 def test_a_product_puts_nothing_that_a_relay_carries(nvshmem_stand_in, name, relay):
     """So it runs in the template for Hopper, whose kernels in Gluon only signal far ranks."""
     op = card(name)
     shape = {"m": 8192, "n": 4096, "k": 4096}
-    if name == "ag_moe":
+    is_by_tables = name in ("ag_moe", "moe_rs")
+    if is_by_tables:
         shape = {key: value for key, value in SHAPE.items() if key in op.default_shape}
     problem = op.make_problem(4, shape, "bfloat16", (2, 2))
-    if name == "ag_moe":
+    if is_by_tables:
         problem = replace(problem, tile_m=128)
         config = next(op.candidates(problem, CUDA))
     else:
@@ -83,9 +85,12 @@ def test_a_product_puts_nothing_that_a_relay_carries(nvshmem_stand_in, name, rel
     puts = {}
     for fn, record in op.kernels(problem, config, CUDA):
         text = triton_api.compile_kernel(fn, in_a_far_world(record), CUDA).asm["ptx"]
-        assert "// nvshmem_quiet" in text and "// nvshmemx_signal_op" in text
         puts[fn.__name__] = "// nvshmemx_putmem_block" in text
-    assert puts == {relay: True, f"{name}_multiply_sm90": False}
+        if name == "moe_rs" and "multiply" in fn.__name__:  # it stores here alone
+            continue
+        assert "// nvshmem_quiet" in text and "// nvshmemx_signal_op" in text
+    near = {f"{name}_multiply_sm90", *(["moe_rs_reduce"] if name == "moe_rs" else [])}
+    assert puts == {relay: True, **dict.fromkeys(near, False)}
 
 
 @pytest.mark.slow

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from by_experts import call_in_turns, check_kernel, problem_for, small
@@ -9,6 +11,7 @@ from by_experts import call_in_turns, check_kernel, problem_for, small
 import weft
 from weft.base.errors import ShapeError
 from weft.base.target import TARGETS
+from weft.ops import card
 from weft.ops.ag_moe import ag_moe
 from weft.ops.moe_route import moe_route
 from weft.ops.moe_rs import Config, Problem, moe_rs, op
@@ -54,11 +57,23 @@ def test_a_whole_layer(ranks, num_ranks, m, how):
     torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("nodes", [(3,), (2, 1)], ids=str)
-def test_called_in_turns_recorded_and_replayed_on_one_slot(ranks, nodes, monkeypatch):
+@pytest.mark.parametrize(
+    ("name", "nodes", "transport"),
+    [
+        ("moe_rs", (3,), "sm_push"),
+        pytest.param("moe_rs", (2, 1), "sm_push", marks=pytest.mark.slow),
+        ("moe_rs", (2, 1), "relay"),
+        pytest.param("moe_ar", (2, 1), "relay", marks=pytest.mark.slow),
+    ],
+    ids=str,
+)
+def test_called_in_turns_recorded_and_replayed_on_one_slot(
+    ranks, name, nodes, transport, monkeypatch
+):
     monkeypatch.setenv("WEFT_SLOTS", "1")
-    problem = problem_for(op, 3, 20, nodes=nodes)
-    main = call_in_turns(op, problem, small(op, problem))
+    summed = card(name)
+    problem = problem_for(summed, 3, 20, nodes=nodes)
+    main = call_in_turns(summed, problem, small(summed, problem, transport=transport))
     outs = [ranks(main, 3, nodes=nodes, seed=seed) for seed in range(2)]
     # The order of sums is fixed.
     assert all(map(torch.equal, *outs))
@@ -96,5 +111,7 @@ def test_what_does_not_fit(ranks):
     ["cuda:90", *(pytest.param(one, marks=pytest.mark.slow) for one in ELSEWHERE)],
 )
 def test_compiles_and_keeps_its_waits(target):
-    problem = Problem(4096, 2048, 4, k=384, experts=128, top_k=8, b_is_nk=True)
+    sizes = {"k": 384, "experts": 128, "top_k": 8, "b_is_nk": True}
+    problem = Problem(4096, 2048, 4, **sizes)
     check_kernel(op, problem, target)
+    check_kernel(op, replace(problem, nodes=(2, 2)), target, ("relay_tiles", "moe_rs_reduce"))

@@ -69,6 +69,7 @@ CASES = {
     "ag_moe by engines": ("ag_moe", EXPERTS, CE),
     "ag_moe, experts without tokens": ("ag_moe", {**EXPERTS, "m": 7, "experts": 12}, SM),
     "moe_rs": ("moe_rs", EXPERTS, SM),
+    "moe_rs over nodes": ("moe_rs", {**EXPERTS, "m": 7}, RELAY),
     "moe_ar": ("moe_ar", EXPERTS, SM),
     "moe_rs, experts without tokens": ("moe_rs", {**EXPERTS, "m": 7, "experts": 12}, SM),
 }  # fmt: skip

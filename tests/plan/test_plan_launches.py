@@ -1,11 +1,15 @@
-"""What a product's kernel is told of its peers, which no run on a CPU shows: descriptors by hop."""
+"""What no run on a CPU shows of launches: descriptors of peers by hop, places on SMs."""
 
 from __future__ import annotations
 
+import pytest
 import torch
 
 from weft.base.parts import full_part
+from weft.base.target import TARGETS
 from weft.plan import launches
+from weft.plan.launches import THREADS_OF_SM
+from weft.plan.row_launches import RowBlocking, Rows
 from weft.tiles.hooks import scatter
 
 
@@ -67,3 +71,17 @@ def test_b_is_read_in_blocks_that_are_powers_of_two():
 
 def test_a_rank_without_rows_describes_something_all_the_same():
     assert described(3, 5, 64, m=5)[:3] == [(0, 0), (1, 0), (2, 0)]
+
+
+@pytest.mark.parametrize("n", [512, 4096, 7168, 20000])
+@pytest.mark.parametrize("m", [64, 1000, 1056, 65536])
+def test_rows_leave_a_relay_its_places_on_sms(n, m):
+    """Programs that are not all on SMs at once would wait for each other: none has more threads and
+    registers than its share of an SM, or than an SM of its own."""
+    target, spare = TARGETS["cuda:90"], 16
+    sized, cut = Rows(m, n, m // 8, 8), RowBlocking.of(False, m, n, target)
+    programs = cut.grid(sized, target, spare) + spare
+    options = cut.options(sized, target, spare)
+    together = THREADS_OF_SM // (32 * options["num_warps"]) if "maxnreg" in options else 1
+    assert programs <= target.num_sms * together
+    assert spare < programs <= spare + 8 * -(-m // 8 // cut.tile_m)

@@ -96,7 +96,8 @@ class Config(Schedule):
             )
         if self.template == "sm90" and self.is_by_packets:
             yield f"template='sm90' with {way}; take template='plain'"
-        if self.template == "sm90" and self.transport == SM_PUSH and num_nodes > 1:
+        if (self.template == "sm90" and self.transport == SM_PUSH and num_nodes > 1
+                and problem.sends_tiles):  # fmt: skip
             yield (
                 f"template='sm90' with {way} on {num_nodes} nodes; tiles do not reach other nodes "
                 f"from Gluon: take template='plain', or {RELAY!r}"

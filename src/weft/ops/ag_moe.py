@@ -72,12 +72,6 @@ class Problem(grouped.Problem):
     def result_rows(self, rank: int) -> tuple[int, int]:
         return 0, self.num_slots
 
-    def can_use_sm90(self, target: Target) -> bool:
-        """Does the template for Hopper take this problem there? What reaches other nodes from a
-        product is stored by the plain one; what is relayed it multiplies."""
-        near = replace(self, nodes=()) if schedules.can_relay(self) else self
-        return super(Problem, near).can_use_sm90(target)
-
     def types(self) -> dict[str, Tensor]:
         b, split = (self.experts, self.k, self.n * self.num_ranks), Shard(2)
         if self.split_experts:

@@ -9,7 +9,8 @@ tokens are too few to split, as in a decode step.
 Plan    the compiler's, of `program` below (`weft explain moe_ar`): a kernel multiplies and stores
         rows by slot, rounded; a second one adds up each token's rows, times their weights, in fp32,
         and sums them over ranks. one_shot_ll and two_shot_ll, for few tokens: LL packets, to all
-        ranks or to the token's owner and back; sm_push: stores to the owner, and back to all
+        ranks or to the token's owner and back; sm_push: stores to the owner, and back to all;
+        relay: as moe_rs, then weft's all_gather
 Signals the plan's: of sm_push a word for each tile of tokens and source, and one for each tile of
         another owner; packets carry their flags
 The order of sums is fixed and alike on all ranks, so results are the same bits on each, in every
@@ -21,18 +22,15 @@ Source  docs/decisions/009-hooks.md
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
 import torch
 
 from weft.base.card import UNFUSED, Op, Trial, trials
-from weft.base.target import Target
 from weft.compiler import frontend
-from weft.compiler.cost.choose import sums_of_rows
-from weft.compiler.schedules import SM_PUSH, Config
+from weft.compiler.schedules import RELAY, SM_PUSH, Config
 from weft.ir.task import LL
 from weft.ops import _baselines
 from weft.ops.moe_route import Routing
@@ -57,28 +55,13 @@ class Problem(Scattered):
     rank."""
 
     op = "moe_ar"
-    transports, program = (SM_PUSH, *LL, UNFUSED), staticmethod(program)
+    transports, program = (SM_PUSH, RELAY, *LL, UNFUSED), staticmethod(program)
 
     def result_rows(self, rank: int) -> tuple[int, int]:
         return 0, self.m
 
 
-def candidates(problem: Problem, target: Target) -> Iterator[Config]:
-    """Configurations worth measuring, the one to take unmeasured first."""
-    found = list(grouped.candidates(Config, problem, target))
-    ways = sums_of_rows(
-        problem.m, problem.m * problem.row_bytes, problem.num_ranks, len(problem.nodes), target
-    )
-    plain = next(one for one in found if one.template == "plain")
-    if found[0].template == "plain":
-        found = [
-            replace(one, transport=ways[0].engine) if one.template == "plain" else one
-            for one in found
-        ]
-    yield from found
-    for way in ways:
-        if (one := replace(plain, transport=way.engine)) not in found:
-            yield one
+candidates = partial(grouped.summing, "all_reduce")
 
 
 def moe_ar(
@@ -123,5 +106,6 @@ op = Op(
     baselines=_baselines.MOE_AR,
     backward=(),
     unfused=(Config(transport=UNFUSED),),
+    composed=(RELAY,),
     **grouped.card(Problem, moe_ar, candidates),
 )

@@ -11,7 +11,8 @@ Plan    the compiler's, of `program` below (`weft explain moe_rs`): a kernel mul
         rows by slot, rounded; a second one adds up each token's rows, times their weights, in fp32:
         the first choice's, the second's, .. This rank's share of a token goes to the rank whose
         token it is, which adds own shares to rank + 1's, rank + 2's, .. So a row travels for each
-        token, not one for each of its choices
+        token, not one for each of its choices; relay: a far rank's goes to its partner on this
+        node, from where one sum crosses, by a kernel beside the second one
 Signals the plan's: a word for each tile of tokens and source
 The order of sums is fixed, so results are the same bits in every run. Shares travel in the result's
 dtype.
@@ -30,7 +31,7 @@ import torch
 
 from weft.base.card import UNFUSED, Op, Trial, trials
 from weft.compiler import ByExpert, Shard, Tensor, Times, frontend
-from weft.compiler.schedules import SM_PUSH, Config
+from weft.compiler.schedules import RELAY, SM_PUSH, Config
 from weft.ops import _baselines
 from weft.ops.moe_route import Routing
 from weft.plan import grouped, operations
@@ -63,8 +64,8 @@ class Problem(grouped.Problem):
     its own experts'."""
 
     op, rows_are = "moe_rs", "one for each slot, as ag_moe gives them"
-    transports, program = (SM_PUSH, UNFUSED), staticmethod(program)
-    templates = ("plain", "sm90")
+    transports, program = (SM_PUSH, RELAY, UNFUSED), staticmethod(program)
+    templates, sends_tiles = ("plain", "sm90"), False
 
     def rows_of_x(self, rank: int) -> int:
         return self.num_slots
@@ -81,7 +82,7 @@ class Problem(grouped.Problem):
         return {"x": x, "b": b, "routing": self.table}
 
 
-candidates = partial(grouped.candidates, Config)
+candidates = partial(grouped.summing, "reduce_scatter")
 
 
 def moe_rs(

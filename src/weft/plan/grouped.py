@@ -18,11 +18,12 @@ import torch
 from weft.base.errors import ConfigError, ShapeError
 from weft.base.target import Target
 from weft.compiler import ByExpert, Replicate, Tensor, layouts, pipeline
+from weft.compiler.cost.choose import sums_of_rows
 from weft.compiler.experts import Routing, Tables, dtype_of
 from weft.compiler.lower import unfused
-from weft.compiler.schedules import Config
+from weft.compiler.schedules import SM_PUSH, Config
 from weft.ir.device import Plan
-from weft.ir.task import Program
+from weft.ir.task import LL, Program
 from weft.plan import described, operations, summed
 from weft.plan.call_cache import by_layout, check_out, find_call
 from weft.plan.calls import run_calls
@@ -180,6 +181,25 @@ def _plain(config: type[Config], problem: Problem, target: Target) -> Iterator[A
     columns, depth = (16, 16) if target.backend == "emu" else (64, 32)
     cut = Blocking(tile_m, columns, depth, 4, 2)
     yield config(group_m=GROUP_M, **asdict(cut))
+
+
+def summing(kind: str, problem: Problem, target: Target) -> Iterator[Config]:
+    """The same of products whose tokens' rows are summed over ranks by `kind`, a collective, in the
+    way that is predicted to end first."""
+    found = list(candidates(Config, problem, target))
+    sizes = problem.m, problem.n, problem.itemsize, problem.own_slots
+    ways = sums_of_rows(kind, *sizes, problem.num_ranks, problem.nodes, target)
+    first, *others = (SM_PUSH if way.engine == "sm_put" else way.engine for way in ways)
+    plain = next(one for one in found if one.template == "plain")
+    if first not in LL:
+        found = [replace(one, transport=first) for one in found]
+    elif found[0] is plain:  # of few tokens, for which packets are
+        found = [replace(one, transport=first) if one.template == "plain" else one for one in found]
+    yield from found
+    for way in (first, *others):
+        best = plain if way in LL else found[0]
+        if (one := replace(best, transport=way)) not in found:
+            yield one
 
 
 # ---------------------------------------------------------------------------------------------

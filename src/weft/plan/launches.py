@@ -19,11 +19,16 @@ from weft.ir.device import Launch
 from weft.ir.schedule import Schedule
 from weft.tiles import blocking, descriptors_sm90, gemm, gemm_sm90
 from weft.tiles.hooks import order, partition, scatter, table
+from weft.tiles.relay import Groups
 
 # Of the order's end, own tiles alone, in turns of all programs (order.order_of).
 LAST = 3
 # Threads of several programs on one SM: with 128 registers each, they have all of an SM's.
 THREADS_OF_SM, REGISTERS_OF_THREAD = 512, 128
+
+
+# Of a program that moves rows.
+MOVING_WARPS = 8
 
 
 class Start(NamedTuple):
@@ -49,6 +54,11 @@ class KernelLaunch:
     # Of the signals of a channel that its tiles announce one by one; columns of its result.
     axes: Axes
     n: int = 1
+    # How tiles are cut that travel; where a relay of other nodes' ones finds the shares of this
+    # node, and how it is launched.
+    parts: partition.Parts
+    groups: Groups | None = None
+    of_relay: Mapping[str, int] = {"num_warps": MOVING_WARPS}
     # Of the slot, by name, beside the plan's own; and by the buffer that packets are of its array.
     buffers: Mapping[str, tuple] = {}
     signals: Mapping[str, tuple] = {}

@@ -32,6 +32,9 @@ class PlanFacts:
         self.apart = tuple(one for some in apart.values() for one in some)
         relays = [one for one in plan.steps if is_relay(one)]
         self.of_sums = {one.stream for one in relays if all(map(adds_up, relays))}
+        # Those of which a launch of this plan comes before each.
+        is_late = relays[:1] != plan.of(Launch)[:1]
+        self.late_sums = self.of_sums if is_late else set[str]()
         # Of calls of a library, what is a part of columns; what engines read.
         self.columns = {one.writes[0] for one in plan.of(Call) if one.function == "columns"}
         self.copied = {one.source for one in copies}

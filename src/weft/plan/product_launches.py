@@ -94,7 +94,6 @@ class Product(KernelLaunch):
                 f"{launch.kernel}: {message}; tiles that ranks signal to each other have a "
                 f"power of two of columns there: take {self.plain_tile}", place=launch.place,
             )  # fmt: skip
-        # Where a relay of other nodes' tiles finds the shares of this node.
         self.groups = groups_among(plan.nodes)
         self.needs_aligned = self.is_sm90 and not self.is_whole and self.tile != self.plain_tile
         self.kernel = kernels.sending(kernel) if one.by_tma and self.is_sm90 else kernel

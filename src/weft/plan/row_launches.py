@@ -19,6 +19,7 @@ from weft.compiler.lower import compose, source
 from weft.ir import core
 from weft.ir.device import Launch
 from weft.plan.launches import (
+    MOVING_WARPS,
     REGISTERS_OF_THREAD,
     THREADS_OF_SM,
     KernelLaunch,
@@ -29,6 +30,7 @@ from weft.plan.sizes import SizedPlan, columns_here
 from weft.tiles import own_rows, rows
 from weft.tiles.hooks import partition
 from weft.tiles.mailboxes import PACKET_BYTES
+from weft.tiles.relay import groups_among
 
 # Elements of a tile that a thread has, and threads of a program.
 THREAD_ELEMENTS, MOST_THREADS = 32, 512
@@ -92,21 +94,22 @@ class RowBlocking:
     def tile(self, sized: Any) -> rows.Tile:
         return rows.Tile(self.tile_m, triton.next_power_of_2(max(2, sized.n)))
 
-    def grid(self, sized: Any, target: Target) -> int:
-        """Programs: all of them are resident, on NVIDIA several to an SM where they fit."""
+    def grid(self, sized: Any, target: Target, spare: int = 0) -> int:
+        """Programs: all of them are resident, on NVIDIA several to an SM where they fit; but for
+        `spare` of these, which another kernel has."""
         tiles = sized.m
         if not self.by_packets:
             tiles = sized.num_ranks * ceil(sized.rows / self.tile_m)
         if target.backend == "emu":
-            return max(1, min(tiles, target.num_sms, 3))
+            return max(1, min(tiles, target.num_sms - spare, 3))
         threads = self.num_warps * target.warp_size
         together = max(1, THREADS_OF_SM // threads) if target.backend == "cuda" else 1
-        return max(1, min(tiles, target.num_sms * together))
+        return max(1, min(tiles, target.num_sms * together - spare))
 
-    def options(self, sized: Any, target: Target) -> dict[str, int]:
+    def options(self, sized: Any, target: Target, spare: int = 0) -> dict[str, int]:
         """What kernels are launched with. Programs that share an SM share its registers."""
-        options = {"num_warps": self.num_warps}
-        if target.backend == "cuda" and self.grid(sized, target) > target.num_sms:
+        options, programs = {"num_warps": self.num_warps}, self.grid(sized, target, spare) + spare
+        if target.backend == "cuda" and programs > target.num_sms:
             options["maxnreg"] = REGISTERS_OF_THREAD
         return options
 
@@ -129,8 +132,11 @@ class SummedRows(KernelLaunch):
         if launch.tile[0] > 1:
             cut = replace(cut, tile_m=launch.tile[0])
         cut.check(launch.kernel, n, launch.place)
-        self.grid = (max(1, cut.grid(sized, target) - launch.spare), 1, 1)
-        self.options = cut.options(sized, target)
+        self.grid = (cut.grid(sized, target, launch.spare), 1, 1)
+        self.options = cut.options(sized, target, launch.spare)
+        self.groups = groups_among(plan.nodes)
+        # A program of a relay needs no more of an SM than one of these, whose place it has.
+        self.of_relay = {**self.options, "num_warps": min(MOVING_WARPS, cut.num_warps)}
         self.parts, self.tile = cut.parts(sized), cut.tile(sized).as_constexpr()
         self.axes = ("tile", self.parts.tiles_m), ("from rank", ranks)
         if by_packets:
@@ -157,7 +163,9 @@ class SummedRows(KernelLaunch):
     ) -> Start:  # fmt: skip
         given: list[Any] = []
         for one in self.kernel.of(core.Param):
-            if one.sort == "number":
+            if one.name == "groups":
+                given.append(self.groups)
+            elif one.sort == "number":
                 given.append(float(one.by))
             elif one.sort == "count":
                 given.append(self._top_k[one.by])

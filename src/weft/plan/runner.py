@@ -451,6 +451,10 @@ class PlanRunner:
                 # weft: equivalent-mutant drop, swap of wait, record: a relay of sums reads the slot
                 # alone, which is free when what it sends has come; recordings need the join
                 stream(step.stream).wait(stream(step.other))
+            elif isinstance(step, After) and step.stream in self.facts.late_sums:
+                # weft: equivalent-mutant swap of record: the launch before it is of this call, and
+                # writes nothing that a relay of sums reads; it is waited for to leave it its SMs
+                stream(step.stream).wait(stream(step.other))
             elif isinstance(step, After):
                 stream(step.stream).wait(stream(step.other))
             elif step.stream == "main":

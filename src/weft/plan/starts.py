@@ -7,21 +7,20 @@ from math import ceil
 from typing import Any
 
 import torch
+from triton import next_power_of_2
 
 from weft.base.errors import UnsupportedError
 from weft.compiler.lower import kernels
 from weft.ir.device import RELAY, Channel, Copy, Launch, Take, is_relay
 from weft.language.mapping import StaticMapping
 from weft.plan import moving, scales
-from weft.plan.launches import KernelLaunch, Start
+from weft.plan.launches import MOVING_WARPS, KernelLaunch, Start
 from weft.plan.memory import Memory
-from weft.plan.product_launches import Product
 from weft.plan.sizes import SizedPlan
 from weft.tiles import relay
 
 # Elements that a program moves at once, and rows' bytes that a program stages at least.
 BLOCK, STAGE_BYTES = 8192, 1 << 18
-WARPS = 8
 # Elements of a tile that a relay sums at once.
 SUMMED = 4096
 MOVES = ("stage", "edges", "all_gather", "all_to_all", "push_scales", RELAY)
@@ -145,30 +144,30 @@ class Starts:
         if kind == "all_to_all":
             width = min(BLOCK, 1 << max(0, columns - 1).bit_length())
             given = (*given, width, BLOCK // width)
-            return Start(moving.push_parts, (programs, 1, 1), given, {"num_warps": WARPS})
+            return Start(moving.push_parts, (programs, 1, 1), given, {"num_warps": MOVING_WARPS})
         if kind in ("edges", RELAY):
             given = (*given, self._tile_rows(target))
         if kind == "all_gather":
             given = (*given, step.order == "hierarchical_gather")
-        return Start(function, (programs, 1, 1), (*given, BLOCK), {"num_warps": WARPS})
+        return Start(function, (programs, 1, 1), (*given, BLOCK), {"num_warps": MOVING_WARPS})
 
-    def _relaying(self, step: Launch, product: KernelLaunch, bound: Tensors, slot: Any) -> Start:
-        """Of a product's tiles for other nodes' ranks one sum of this node's shares, to each."""
-        assert isinstance(product, Product)
+    def _relaying(self, step: Launch, maker: KernelLaunch, bound: Tensors, slot: Any) -> Start:
+        """Of a kernel's tiles for other nodes' ranks one sum of this node's shares, to each."""
         words = [self.memory.signals_of(slot, name) for name in (*step.awaits, *step.announces)]
         if len(words) != 2:
             raise UnsupportedError(
                 f"{step.kernel}: awaits={step.awaits}, announces={step.announces}; a relay of sums "
                 "waits for shares and announces what it has added up", place=step.place,
             )  # fmt: skip
-        parts, tile_n = product.parts, product.tile[1]
+        parts = maker.parts
         resident = max(1, self.world.target.num_sms - step.spare)
         programs = max(1, min(resident, parts.tiles_m * parts.num_n))
+        columns = min(SUMMED, next_power_of_2(parts.tile_n))
         given = (
             *(bound[name] for name in (*step.reads, *step.pushes)), *words, slot.arg, parts,
-            product.groups, self.world.arg, tile_n, max(1, SUMMED >> (tile_n - 1).bit_length()),
+            maker.groups, self.world.arg, SUMMED // columns, columns,
         )  # fmt: skip
-        return Start(relay.relay_tiles, (programs, 1, 1), given, {"num_warps": WARPS})
+        return Start(relay.relay_tiles, (programs, 1, 1), given, dict(maker.of_relay))
 
     def _tile_rows(self, gathered: str) -> int:
         """The height of the tiles in which gathered rows are read; where products differ, or tables

@@ -53,6 +53,8 @@ class Product(Rows):
     transports: ClassVar[tuple[str, ...]]
     templates: ClassVar[tuple[str, ...]] = schedules.TEMPLATES
     is_summed: ClassVar[bool] = True
+    # Does the kernel that multiplies send its tiles itself, or wait for others' rows?
+    sends_tiles: ClassVar[bool] = True
     of_sm90: ClassVar[tuple[str, str]] = "", "16-bit operands"
     of_library: ClassVar[str] = ""
     # The traced function; the sizes that all ranks' calls have alike.
@@ -90,7 +92,8 @@ class Product(Rows):
     def can_use_sm90(self, target: Target) -> bool:
         """Does the template for Hopper take this problem there?"""
         # What is relayed stays within the node.
-        nodes = () if schedules.can_relay(self) else self.nodes
+        is_near = schedules.can_relay(self) or not self.sends_tiles
+        nodes = () if is_near else self.nodes
         is_asked = launches.is_for_hopper(self.itemsize, nodes, target, self.b_is_nk)
         return is_asked and self.can_use_tma(target)
 

@@ -85,8 +85,8 @@ class GroupedProduct(KernelLaunch):
         _, weights, table = product.operands
         self._weights = weights
         m, top_k, _ = plan.shape(table)
-        # Where experts are split, those of the rank that has the most.
-        experts, self.k, self.n = plan.shape(weights, 0)
+        # Where experts are split, those of the rank that has the most; of columns or k own ones.
+        (experts, *_), (_, self.k, self.n) = plan.shape(weights, 0), plan.shape(weights)
         self.b_is_nk, target = layouts.is_nk(tensors[weights]), self.world.target
         if schedule is None:
             for name in (one for one in launch.reads if one in tensors):

@@ -262,28 +262,29 @@ def relay_sums(x, out, parts, partials, parts_ready, partials_ready, slot, shard
 
 
 @triton.jit
-def _sum_tile(world, relayed, partials, at, parts, first, size, shard, tile_n: tl.constexpr,
-              block_m: tl.constexpr):  # fmt: skip
+def _sum_tile(world, relayed, partials, at, parts, first, size, shard, block_m: tl.constexpr,
+              block_n: tl.constexpr):  # fmt: skip
     """The sum of a node's parts of a tile -> its owner's partials, this rank's part of them."""
-    n = min(parts.n, (at.i_n + 1) * tile_n)
-    columns = at.i_n * tile_n + tl.arange(0, triton.next_power_of_2(tile_n))[None, :]
+    n = min(parts.n, (at.i_n + 1) * parts.tile_n)
     stride = tl.cast(parts.n, tl.int64) * parts.rows
     received = relayed + stride * first
     there = partials + stride * wl.rank(world)
     for row in range(0, parts.tile_m, block_m):
         rows = row + tl.arange(0, block_m)[:, None]
-        mask = (rows < parts.tile_m) & (at.row + rows < at.end) & (columns < n)
-        i = (at.row + rows).to(tl.int64) * parts.n + columns
-        # No part is this rank's elsewhere: its own product has brought its own one, too.
-        total = reduce.add(size, reduce.load_part, reduce.Parts(received, received, stride, -1),
-                           i, mask)  # fmt: skip
-        wl.put(world, there + i, total.to(partials.dtype.element_ty), to=shard, mask=mask)
+        for column in range(at.i_n * parts.tile_n, n, block_n):
+            columns = column + tl.arange(0, block_n)[None, :]
+            mask = (rows < parts.tile_m) & (at.row + rows < at.end) & (columns < n)
+            i = (at.row + rows).to(tl.int64) * parts.n + columns
+            # No part is this rank's elsewhere: its own product has brought its own one, too.
+            total = reduce.add(size, reduce.load_part, reduce.Parts(received, received, stride, -1),
+                               i, mask)  # fmt: skip
+            wl.put(world, there + i, total.to(partials.dtype.element_ty), to=shard, mask=mask)
 
 
 @triton.jit
 def relay_tiles(relayed, partials, relayed_ready, partials_ready, slot, parts, groups, world,
-                tile_n: tl.constexpr, block_m: tl.constexpr):  # fmt: skip
-    """Sums of this node's shares of other nodes' tiles, beside the product that makes them. Words:
+                block_m: tl.constexpr, block_n: tl.constexpr):  # fmt: skip
+    """Sums of this node's shares of other nodes' tiles, beside the kernel that makes them. Words:
     those of tiles (partition.signal_of); relayed_ready by `place_of`, partials_ready by the rank
     that has sent. Who gives a share has credits of all ranks, so none are waited for. All programs
     must be resident, and no more than a rank has own tiles"""
@@ -312,8 +313,8 @@ def relay_tiles(relayed, partials, relayed_ready, partials_ready, slot, parts, g
                                 relayed_ready, at, part, first + other, parts_of(groups), parts
                             )
                             wl.wait(word, e, world=world)  # pairs with hooks.relayed.notify_partner
-                    _sum_tile(world, relayed, partials, at, parts, first, size, shard, tile_n,
-                              block_m)  # fmt: skip
+                    _sum_tile(world, relayed, partials, at, parts, first, size, shard, block_m,
+                              block_n)  # fmt: skip
                     for part in range(parts.words):
                         word = partition.signal_of(partials_ready, at, part, rank, num_ranks, parts)
                         wl.notify(world, word, e, to=shard, op=wl.SignalOp.SET)

@@ -49,7 +49,7 @@ UP = Fabric(leaf=2, oversubscription=4)
 RAILS = Fabric(leaf=4, oversubscription=4)
 FABRICS = [
     ("ag_gemm_relay", UP, True), ("gemm_rs_relay", UP, True), ("ag_gemm_relay", RAILS, False),
-    ("ag_gemm_nodes", RAILS, True), ("gemm_rs", RAILS, True),
+    ("moe_rs_relay", UP, True), ("ag_gemm_nodes", RAILS, True), ("gemm_rs", RAILS, True),
     ("ag_gemm_relay", Fabric(slow=1.5), True), ("gemm_rs_relay", Fabric(slow=1.5), True),
 ]  # fmt: skip
 

@@ -115,7 +115,7 @@ def in_order(found: list[Way]) -> list[Way]:
 
 def grouped(program: Program, product: Task, collective: Task, facts: Facts) -> list[Way]:
     """The ways to run a grouped product, the usual one first: of what the device alone knows
-    nothing is predicted, but of tokens from other nodes when they are all there.
+    nothing is predicted, but of tokens and their sums between nodes when they are all there.
 
     Tiles are as high as an expert has rows on average, the same for all products by one table.
     """
@@ -136,11 +136,16 @@ def grouped(program: Program, product: Task, collective: Task, facts: Facts) -> 
     if collective.kind == "all_gather":
         is_near = facts.num_nodes == 1 and facts.num_ranks > 1
         engines = ("feed", "ce_push") if is_near else ("feed",)
-        if _is_relayed(collective, shape, facts):
+        if is_relayed(facts.nodes, facts.target):
             us = {one: _tokens_us(program, product, one, facts) for one in ("relay", "feed")}
             return in_order([Way(one, tile, "tiles", us[one]) for one in us])
     else:
-        engines = tuple(way.engine for way in of_rows(collective, facts))
+        # Sums that are relayed end their kernel.
+        is_last = program.of_kernel(collective.kernel)[-1] is collective
+        found = of_rows(collective, facts, shape.m if is_last else 0)
+        if facts.num_nodes > 1:
+            return [replace(way, tile=tile) for way in found]
+        engines = tuple(way.engine for way in found)
     return [Way(engine, tile, "tiles", 0.0) for engine in engines]
 
 
@@ -187,33 +192,47 @@ def is_read_once(program: Program, product: Task, facts: Facts) -> bool:
     )  # fmt: skip
 
 
-def of_rows(collective: Task, facts: Facts) -> list[Way]:
+def of_rows(collective: Task, facts: Facts, slots: int = 0) -> list[Way]:
     """All ways to sum rows over ranks where they are worked on, the best first: by who owns them,
-    or, few rows, by every rank."""
+    or, few rows, by every rank. `slots`: the rows of a grouped product, if there are any, of which
+    each is added up; then nothing is done to the sums."""
     assert collective.type is not None
-    if collective.kind == "reduce_scatter":
-        return [Way("sm_put" if facts.num_nodes > 1 else "sm_push", (), "tiles", 0.0)]
     rows, columns = (number(size, facts.sizes) for size in collective.type.sizes)
-    num_bytes = rows * columns * DTYPES[collective.type.dtype].itemsize
-    ways = sums_of_rows(rows, num_bytes, facts.num_ranks, facts.num_nodes, facts.target)
-    return [replace(one, engine="sm_put") for one in ways] if facts.num_nodes > 1 else ways
+    itemsize = DTYPES[collective.type.dtype].itemsize
+    sizes = rows, columns, itemsize, slots
+    return sums_of_rows(collective.kind, *sizes, facts.num_ranks, facts.nodes, facts.target)
 
 
 def sums_of_rows(
-    rows: int, num_bytes: int, num_ranks: int, num_nodes: int, target: Target
-) -> list[Way]:
-    """The same of so many rows and bytes, to every rank."""
+    kind: str, m: int, n: int, itemsize: int, slots: int, num_ranks: int, nodes: Sequence[int],
+    target: Target,
+) -> list[Way]:  # fmt: skip
+    """The same of m rows of n elements, to their owners or to every rank."""
+    engines: tuple[str, ...] = ("sm_push",)
+    if len(nodes) > 1:
+        engines = ("relay", "sm_put") if slots and is_relayed(nodes, target) else ("sm_put",)
+    elif kind == "all_reduce" and m <= PACKET_ROWS:
+        engines = ("sm_push", *LL)
     machine = hardware_of(target)
-    if num_ranks == 1 or num_nodes > 1:
-        return [Way("sm_push", (), "tiles", 0.0)]
-    engines = ("sm_push", *LL) if rows <= PACKET_ROWS else ("sm_push",)
+    if len(engines) == 1 or num_ranks == 1:
+        return [Way(engines[0], (), "tiles", 0.0)]
     if machine is None:
         return [Way(one, (), "tiles", None) for one in engines]
-    found = [
-        Way(one, (), "tiles", products.summed_rows_us(num_bytes, num_ranks, machine, one))
-        for one in engines
-    ]
-    return in_order(found)
+    rows = Product(m, n, 1, num_ranks, (1, max(1, n), 1), itemsize, num_nodes=max(1, len(nodes)))
+    read_bytes = slots * n * itemsize
+    return in_order([Way(one, (), "tiles", _rows_us(kind, rows, one, read_bytes, machine))
+                     for one in engines])  # fmt: skip
+
+
+def _rows_us(kind: str, rows: Product, engine: str, read_bytes: int, machine: Hardware) -> float:
+    """When rows are summed over ranks."""
+    if rows.num_nodes == 1:
+        num_bytes = rows.m * rows.n * rows.itemsize
+        return products.summed_rows_us(num_bytes, rows.num_ranks, machine, engine)
+    us = products.scattered_rows_us(rows, machine, engine, read_bytes)
+    if kind == "all_reduce":
+        us += _back_us(rows, machine) if engine == "relay" else products.back_us(rows, machine)
+    return round(us, 3)
 
 
 def _is_missing(program: Program, product: Task, facts: Facts) -> bool:
@@ -230,7 +249,7 @@ def engines_of(collective: Task, shape: Product, facts: Facts) -> Iterator[str]:
         is_far = facts.num_nodes > 1
         if collective.kind == "all_gather" and engine in INSIDE:
             continue  # of rows that tiles read by index; others an operator's schedule asks for
-        if engine == "relay" and not _is_relayed(collective, shape, facts):
+        if engine == "relay" and not is_relayed(facts.nodes, facts.target):
             continue  # nobody to pass rows on to, or no SM that would
         if (engine in ("sm_put", "relay")) != is_far:
             continue  # stores and copies reach one domain; puts are for others
@@ -245,10 +264,9 @@ def engines_of(collective: Task, shape: Product, facts: Facts) -> Iterator[str]:
         yield engine
 
 
-def _is_relayed(collective: Task, shape: Product, facts: Facts) -> bool:
+def is_relayed(nodes: Sequence[int], target: Target) -> bool:
     """Are there far rows, and near ranks to pass them on to, by SMs that the product can spare?"""
-    has_near = facts.num_nodes > 1 and max(facts.nodes) > 1
-    return has_near and facts.target.num_sms > relays_on(facts.target)
+    return len(nodes) > 1 and max(nodes) > 1 and target.num_sms > relays_on(target)
 
 
 def tiles_of(
@@ -432,12 +450,14 @@ def relayed_us(shape: Product, machine: Hardware, kind: str) -> float:
     """The product, whose sums are relayed between nodes; where all ranks get them, a library's
     gather behind it."""
     us = products.scattered_us(shape, machine, engine="relay")
-    if kind == "all_reduce":
-        row_bytes = shape.n * shape.itemsize
-        sizes = shape.rows * row_bytes, shape.m * row_bytes
-        ranks = shape.num_ranks, shape.num_nodes
-        us += libraries.collective_us("all_gather", *sizes, *ranks, machine)
-    return us
+    return us + _back_us(shape, machine) if kind == "all_reduce" else us
+
+
+def _back_us(shape: Product, machine: Hardware) -> float:
+    """A library's gather of what owners have summed."""
+    row_bytes = shape.n * shape.itemsize
+    sizes = shape.rows * row_bytes, shape.m * row_bytes
+    return libraries.collective_us("all_gather", *sizes, shape.num_ranks, shape.num_nodes, machine)
 
 
 def shape_of(program: Program, product: Task, facts: Facts) -> Product:

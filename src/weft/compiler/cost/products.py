@@ -265,7 +265,7 @@ def _flops_us(cells: int, machine: Hardware) -> float:
     return 2e-6 * cells / (machine.program_tflops * machine.num_sms)
 
 
-def _read_us(num_bytes: int, machine: Hardware) -> float:
+def _read_us(num_bytes: float, machine: Hardware) -> float:
     return num_bytes / machine.memory_gbps / 1e3
 
 
@@ -342,20 +342,40 @@ def scattered_us(
     each = tile_us(product, machine)
     alone = _summed_us(product, machine, programs, product.tiles[0])
     alone += leaving_us(product, machine, by_tma)
-    part_bytes = product.m * product.n * product.itemsize / product.num_ranks
     # The last tiles for others leave when own ones begin, and are needed when those end.
-    sent_us = _sent_us(product, machine, part_bytes, machine.push_gbps) + machine.signal_us
-    if is_relayed:
-        # Near ranks' tiles and what partners add up by NVLink; of other nodes' rows one sum.
-        gbps = min(machine.push_gbps, RELAYS * machine.pusher_gbps)
-        near_us, far_us = relayed_us(product, machine, part_bytes, gbps, num_m * num_n)
-        shares = product.ranks_of_node * (product.num_nodes - 1)
-        added_us = shares * part_bytes / (RELAYS * machine.combine_gbps) / 1e3
-        sent_us = max(near_us, far_us, added_us) + machine.signal_us
+    sent_us = _shares_us(product, machine, engine)
     own_us = num_m / product.num_ranks * num_n * each / programs
     added_us = combine_us(product, machine, machine.combine_gbps)
     exposed = max(0.0, sent_us - (alone - own_us), machine.signal_us)
     return max(alone, alone - own_us + exposed) + added_us + machine.end_us
+
+
+def _shares_us(product: Product, machine: Hardware, engine: str) -> float:
+    """Until all ranks have others' shares of their rows, in tiles of the product."""
+    part_bytes = product.m * product.n * product.itemsize / product.num_ranks
+    if engine != "relay":
+        return _sent_us(product, machine, part_bytes, machine.push_gbps) + machine.signal_us
+    # Near ranks' tiles and what partners add up by NVLink; of other nodes' rows one sum.
+    gbps = min(machine.push_gbps, RELAYS * machine.pusher_gbps)
+    num_m, num_n = product.tiles
+    near_us, far_us = relayed_us(product, machine, part_bytes, gbps, num_m * num_n)
+    shares = product.ranks_of_node * (product.num_nodes - 1)
+    added_us = shares * part_bytes / (RELAYS * machine.combine_gbps) / 1e3
+    return max(near_us, far_us, added_us) + machine.signal_us
+
+
+def scattered_rows_us(
+    rows: Product, machine: Hardware, engine: str, read_bytes: float = 0.0
+) -> float:
+    """Rows of m tokens that are added up from so many bytes, then reduce-scatter: other ranks' rows
+    first, own ones last. `rows` in tiles of whole rows; none is multiplied."""
+    read_us = _read_us(read_bytes, machine)
+    sent_us = max(_shares_us(rows, machine, engine), read_us * (1 - 1 / rows.num_ranks))
+    shares = rows.num_ranks - 1
+    if engine == "relay":
+        shares = rows.ranks_of_node + rows.num_nodes - 2
+    added_us = _read_us(shares * rows.rows * rows.n * rows.itemsize, machine)
+    return machine.push_us + max(read_us, sent_us) + added_us + machine.end_us
 
 
 def exchanged_us(product: Product, machine: Hardware) -> float:
@@ -456,12 +476,16 @@ def reduced_us(
         moved = whole * times / machine.packet_gbps / 1e3
         last_us = LAST_PACKETS_US if product.m <= FEWEST_SUMMED else LAST_WIDE_PACKETS_US
         return max(compute, _memory_us(product, machine)) + machine.packet_us + moved + last_us
-    part_bytes = product.rows * product.n * product.itemsize
-    back_us = _sent_us(product, machine, part_bytes, machine.push_gbps) + machine.signal_us
     own_us = product.tiles[0] / product.num_ranks * product.tiles[1]
     own_us *= tile_us(product, machine) / machine.num_sms
     summed_us = scattered_us(product, machine, by_tma=by_tma)
-    return summed_us + max(0.0, back_us - own_us) + machine.signal_us
+    return summed_us + max(0.0, back_us(product, machine) - own_us) + machine.signal_us
+
+
+def back_us(product: Product, machine: Hardware) -> float:
+    """Until all ranks have the sums that a rank's kernel sends them of its rows."""
+    part_bytes = product.rows * product.n * product.itemsize
+    return _sent_us(product, machine, part_bytes, machine.push_gbps) + machine.signal_us
 
 
 def summed_rows_us(num_bytes: int, num_ranks: int, machine: Hardware, engine: str) -> float:

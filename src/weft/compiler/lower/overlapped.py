@@ -292,8 +292,9 @@ def _kernel(program: Program, unit: tuple[Task, ...]) -> Unit:
     results = tuple(_buffer(program.task(name)) for name in made)
     steps: tuple[Step, ...] = (launch,)
     if buffers.relayed:  # queued first, since it goes on beside the product
+        name = first.kernel.replace("_multiply", "_relay_sums").replace("_reduce", "_relay_rows")
         relay = Launch(
-            first.kernel.replace("_multiply", "_relay_sums"), (buffers.relayed,),
+            name, (buffers.relayed,),
             pushes=(buffers.partials,), stream=RELAYS, template="move",
             body=(Do(RELAY, (buffers.relayed,), buffers.partials),), programs="resident",
             spare=unit[-1].spare, place=unit[-1].place,

@@ -23,6 +23,16 @@ that are scattered each rank keeps its own:
         notify(announce, partials_ready, owner, parts)
         hook(result, store_own_rows, (scattered, parts))
 
+Where they are relayed between nodes, only near ranks' rows go to their owners, and others' to who
+adds them up on this node:
+
+        wait(combine, partials_ready, relayed, parts)
+        hook(combine, add_relayed, (partials, parts))
+        hook(emit, push_near, (partials, parts))
+        hook(emit, push_partner, (relayed, parts, groups))
+        notify(announce, partials_ready, owner, parts)
+        notify(announce, relayed_ready, partner, parts)
+
 Rows of this rank alone are loaded once, worked on and stored, with no other rank to wait for:
 
     body=(add(h, residual) -> total, rms_norm(total, w) -> normed), writes=(total, normed)
@@ -36,7 +46,7 @@ Rows of this rank alone are loaded once, worked on and stored, with no other ran
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import takewhile
 from math import log2
 
@@ -73,8 +83,11 @@ def statements(plan: Plan, launch: Launch, formula: str) -> Iterator[core.Statem
         yield from _by_packets(plan, launch, formula)
         return
     by_buffer = {one.buffer: one for one in announced}
+    if silent := {*launch.pushes} - {*by_buffer}:
+        message = f"{launch.kernel} pushes {', '.join(sorted(silent))}, which it does not announce"
+        raise UnsupportedError(message, place=launch.place)
     if _body(launch)[0].kind == "reduce_scatter":
-        yield from _scattered(plan, launch, by_buffer[launch.pushes[0]], formula)
+        yield from _scattered(plan, launch, [by_buffer[one] for one in launch.pushes], formula)
         return
     x, (partials, gathered) = launch.body[0].operands[0], launch.pushes
     by_owner, by_all = by_buffer[partials], by_buffer[gathered]
@@ -107,12 +120,17 @@ def statements(plan: Plan, launch: Launch, formula: str) -> Iterator[core.Statem
 
 
 def _scattered(
-    plan: Plan, launch: Launch, channel: Channel, formula: str
+    plan: Plan, launch: Launch, channels: Sequence[Channel], formula: str
 ) -> Iterator[core.Statement]:
-    """A token's rows are added up, and its sum goes to the rank whose token it is."""
-    (result,), (partials,) = launch.writes, launch.pushes
-    yield from _params(launch, (partials,))
-    yield params.signals(plan, launch, channel)
+    """A token's rows are added up, and its sum goes to the rank whose token it is; or, if that is
+    far, to its partner on this node."""
+    (result,), (partials, *relayed) = launch.writes, launch.pushes
+    sums, *for_others = channels
+    yield from _params(launch, launch.pushes)
+    for channel in channels:
+        yield params.signals(plan, launch, channel)
+    if relayed:
+        yield core.Param("groups", "number", "where a relay finds parts")
     yield from _table(launch)
     yield from params.around(plan, launch)
     yield core.Mapping("parts", "static", (launch.body[0].operands[0],), cuts="part")
@@ -121,10 +139,16 @@ def _scattered(
         yield core.Credit("begin", "slot")
     yield core.Hook("order", launch.order, ("parts",))
     yield _ready(launch)
-    yield core.Wait("combine", channel.name, "others", "parts", place=channel.place)
-    yield core.Hook("combine", "add_partials", (partials, "parts"))
-    yield core.Hook("emit", "push", (partials, "parts"))
-    yield core.Notify("announce", channel.name, "owner", "parts", place=channel.place)
+    senders = "relayed" if relayed else "others"
+    yield core.Wait("combine", sums.name, senders, "parts", place=sums.place)
+    added, pushed = ("add_relayed", "push_near") if relayed else ("add_partials", "push")
+    yield core.Hook("combine", added, (partials, "parts"))
+    yield core.Hook("emit", pushed, (partials, "parts"))
+    for name in relayed:
+        yield core.Hook("emit", "push_partner", (name, "parts", "groups"))
+    yield core.Notify("announce", sums.name, "owner", "parts", place=sums.place)
+    for channel in for_others:
+        yield core.Notify("announce", channel.name, "partner", "parts", place=channel.place)
     yield core.Hook("result", "store_own_rows", (result, "parts"))
     if launch.gives:
         yield core.Finish("end", "slot")
@@ -318,10 +342,12 @@ def _require(launch: Launch) -> None:
     """Raises  UnsupportedError: work that is no chain on the rows that there are"""
     first, *rest = _body(launch)
     message = ""
-    # Scattered; or summed by owners, whose sums travel back; or by each rank.
+    # Scattered, or relayed to others too; or summed by owners, whose sums travel back; or by each
+    # rank.
     order, sent = launch.order.removeprefix(BY_NODE), len(launch.pushes)
     known = (
         ("reduce_scatter", "scatter", 1),
+        ("reduce_scatter", "scatter", 2),
         ("all_reduce", "scatter", 2),
         ("all_reduce", "rows", 1),
     )
