@@ -175,13 +175,12 @@ PLAIN = {
 COMPILED = [(name, "sm90", "cuda:90", Specialised("bfloat16", WIDE, 4, num_stages=4))
             for name in ("mlp",)]  # fmt: skip
 COMPILED += [("gemm_rs_staged", "plain", "hip:gfx942", PLAIN["hip:gfx942"])]
-# Tiles node by node, of rows that another kernel brings.
-COMPILED += [("ag_gemm_relay", "sm90", "cuda:90", Specialised("bfloat16", WIDE, 4, num_stages=4))]
-# What tests/ops compiles of the operators, and tiles that are taken more rarely.
+# Tiles node by node, of rows that another kernel brings; what tests/ops compiles of the operators;
+# and tiles that are taken more rarely.
 COMPILED += [
     pytest.param(name, "sm90", "cuda:90", Specialised("bfloat16", WIDE, 4, num_stages=4),
                  marks=pytest.mark.slow)
-    for name in ("ag_gemm_put", "gemm_rs", "gemm_rs_staged")
+    for name in ("ag_gemm_relay", "ag_gemm_put", "gemm_rs", "gemm_rs_staged")
 ]  # fmt: skip
 COMPILED += [
     pytest.param(name, variant, target, given, marks=pytest.mark.slow)

@@ -4,6 +4,7 @@ products of rows whose columns arrive from all ranks while they run."""
 from __future__ import annotations
 
 import re
+from itertools import product
 
 import pytest
 import torch
@@ -220,13 +221,20 @@ def test_what_is_done_to_a_product_of_arriving_rows(ranks):
 TARGETS_COMPILED = ("cuda:90", "cuda:100", "hip:gfx942")
 
 
-@pytest.mark.parametrize("b_is_nk", [False, True])
-@pytest.mark.parametrize("target", TARGETS_COMPILED)
-@pytest.mark.parametrize("compiled", [
-    to_heads(4096, 6144, "bfloat16", tile=()),
-    from_heads(1024, 4096, 4, "ce_push", dtype="bfloat16", tile=()),
-], ids=["to heads", "from heads"])  # fmt: skip
-def test_compiles_everywhere_and_keeps_its_waits(compiled, target: str, b_is_nk: bool):
+COMPILED = {
+    "to heads": to_heads(4096, 6144, "bfloat16", tile=()),
+    "from heads": from_heads(1024, 4096, 4, "ce_push", dtype="bfloat16", tile=()),
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "target", "b_is_nk"),
+    slow_but([("to heads", "cuda:90", False), ("from heads", "cuda:90", True),
+              ("to heads", "hip:gfx942", True), ("from heads", "cuda:100", False)],
+             product(COMPILED, TARGETS_COMPILED, (False, True))),
+)  # fmt: skip
+def test_compiles_everywhere_and_keeps_its_waits(name: str, target: str, b_is_nk: bool):
+    compiled = COMPILED[name]
     asked = {"exchanged": compiled.settings.engines.get("exchanged", "sm_push")}
     compiled = compiled.options(settings=Settings(engines=asked))
     plan = compiled.overlapped(Facts({"m": 32768}, 4, TARGETS[target])).plan

@@ -62,8 +62,8 @@ def test_what_crosses_goes_through_the_library(nvshmem_stand_in, name, transport
 @pytest.mark.parametrize(
     ("name", "relay"),
     [
-        ("ag_gemm", "relay_chunks"),
         ("gemm_rs", "relay_tiles"),
+        pytest.param("ag_gemm", "relay_chunks", marks=pytest.mark.slow),
         pytest.param("ag_moe", "relay_chunks", marks=pytest.mark.slow),
         pytest.param("moe_rs", "relay_tiles", marks=pytest.mark.slow),
     ],

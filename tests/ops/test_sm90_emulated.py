@@ -10,6 +10,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from effort import slow_but
 from multiplying import EMU, check
 
 import weft
@@ -146,7 +147,16 @@ def runs_in_gluon(found) -> bool:
     return any(party.endswith("_sm90") for party in parties)
 
 
-@pytest.mark.parametrize("case", CASES)
+# Of each operator by each engine one, of scales and of nodes those that no other one has.
+QUICK = (
+    "ag_gemm by engines", "ag_gemm by SMs", "ag_gemm over nodes", "ag_gemm of blocks of fp8",
+    "gemm_rs by SMs", "gemm_rs by TMA", "gemm_rs by engines", "gemm_rs of fp8 by TMA",
+    "gemm_rs over nodes", "gemm_ar of fp8", "gemm_ar by TMA", "ag_moe by SMs", "ag_moe by engines",
+    "moe_rs over nodes", "moe_ar", "moe_rs, experts without tokens",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(("case",), slow_but(zip(QUICK), zip(CASES)))
 def test_is_right_and_clean(case):
     assert runs_in_gluon(emulated(CASES[case], seed=len(case)))
 
@@ -160,8 +170,10 @@ def test_awkward_shapes_on_three_ranks(op, m, transport):
     assert runs_in_gluon(emulated((op, sizes, transport), m, num_ranks=3))
 
 
-@pytest.mark.parametrize("transport", ["sm_push", "ce_push"])
-@pytest.mark.parametrize("m", [150, 9])
+@pytest.mark.parametrize(
+    ("m", "transport"),
+    slow_but([(150, "sm_push"), (9, "ce_push")], [(150, "ce_push"), (9, "sm_push")]),
+)
 def test_all_tokens_go_to_one_expert(m, transport):
     """Behind the router, which gives the others none."""
     card = cards()["ag_moe"]

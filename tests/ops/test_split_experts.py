@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from by_experts import call_in_turns, check_kernel, problem_for, small
+from effort import slow_but
 
 import weft
 from weft.base.errors import ShapeError
@@ -42,8 +43,16 @@ def drawn(m, experts, how="anywhere", seed=0):
     return tokens, logits, up, down
 
 
-@pytest.mark.parametrize("how", ["anywhere", "all to one", "none to the last rank's"])
-@pytest.mark.parametrize(("num_ranks", "m"), [(1, 20), (2, 33), (3, 41), (4, 9), (4, 1), (2, 0)])
+WHERE = ("anywhere", "all to one", "none to the last rank's")
+
+
+@pytest.mark.parametrize(
+    ("num_ranks", "m", "how"),
+    slow_but(
+        [*((3, 41, how) for how in WHERE), (1, 20, WHERE[0]), (4, 1, WHERE[1]), (2, 0, WHERE[2])],
+        [(*size, how) for size in ((1, 20), (2, 33), (4, 9), (4, 1), (2, 0)) for how in WHERE],
+    ),
+)
 def test_a_whole_layer(ranks, num_ranks, m, how):
     experts = 2 * num_ranks
     tokens, logits, up, down = drawn(m, experts, how)
