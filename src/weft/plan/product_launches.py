@@ -18,7 +18,7 @@ from weft.ir import core
 from weft.ir.device import Launch, puts_far, scales_of
 from weft.ir.schedule import PUSHERS, Schedule
 from weft.plan import launches, scales
-from weft.plan.launches import KernelLaunch, Start
+from weft.plan.launches import KernelLaunch, Start, copied
 from weft.plan.sizes import SizedPlan
 from weft.tiles import blocking, descriptors_sm90, gemm, gemm_sm90, multiply_sm90, tile_scheduler
 from weft.tiles.hooks import whole
@@ -86,7 +86,8 @@ class Product(KernelLaunch):
                           if left in launch.pushes)  # fmt: skip
         puts = puts_far(plan.plan, launch)
         self.is_relayed = bool(launch.pushes) and not puts
-        self.schedule = one = schedule or self._usual(plan.nodes if puts else ())
+        self._nodes, self._is_usual = plan.nodes if puts else (), schedule is None
+        self.schedule = one = schedule or self._usual()
         self.tma, self.is_sm90 = self.tma and one.tma, one.template == "sm90"
         if not (self.is_sm90 or self.is_whole or self.tile == self.plain_tile):
             message = f"tile={self.tile} with template=plain on {target}"
@@ -104,16 +105,24 @@ class Product(KernelLaunch):
         self._takes_groups = "groups" in [one.name for one in params]
         self._set_grid(target)
 
+    def at(self, sized: SizedPlan) -> Product:
+        found = copied(self)
+        found.m = sized.shape(self.launch.writes[0] if self.is_exchange else self.left)[0]
+        if self._is_usual:
+            found.schedule = found._usual()
+        found._set_grid(self.world.target)
+        return found
+
     @property
     def _rank_rows(self) -> int:
         if self.is_sliced:
             return max(1, self.m)
         return max(1, full_part(self.m, self.world.num_ranks))
 
-    def _usual(self, nodes: tuple[int, ...]) -> Schedule:
+    def _usual(self) -> Schedule:
         """The schedule of a launch for which nobody says another."""
         target, ranks, (tile_m, tile_n, tile_k) = self.world.target, self.world.num_ranks, self.tile
-        is_hopper = launches.is_for_hopper(self.itemsize, nodes, target)
+        is_hopper = launches.is_for_hopper(self.itemsize, self._nodes, target)
         is_sm90 = is_hopper and self.tma and gemm_sm90.has_tile(self.tile)
         # What the last own tiles of an all-reduce sum is not hidden: few of them.
         last = 1 if self.launch.body[-1].kind == "all_reduce" else launches.LAST
