@@ -62,10 +62,20 @@ def extent_bytes(tensor: torch.Tensor) -> int:
 
 
 class CommandList(Commands):
-    """Made for one call's places; `run` queues it for any."""
+    """Made for one call's places; `run` queues it for any.
 
-    def __init__(self, world: Any, places: Sequence[int], sizes: Sequence[int]) -> None:
+    One `like` it is of the same plan at other sizes, whose launches have much alike, and, if that
+    helps, for the same slot: `there` are its places.
+    """
+
+    def __init__(
+        self, world: Any, places: Sequence[int], sizes: Sequence[int],
+        there: Sequence[int] | None = None, like: CommandList | None = None,
+    ) -> None:  # fmt: skip
         super().__init__(world)
+        self.there = there
+        self._launches: list[triton_api.BoundLaunch] = []
+        self._like = like._launches if like and like.there is there else []
         known = [(at, at + size, i) for i, (at, size) in enumerate(zip(places, sizes)) if size]
         self._known = sorted(known)
         self._begins = [at for at, _, _ in self._known]
@@ -89,11 +99,16 @@ class CommandList(Commands):
 
     def launch(self, stream: str, start: Start) -> bool:
         """False where it cannot be kept."""
-        kernel = self._world.load(start.function, *start.arguments, **start.options)
-        launch = triton_api.bound_launch(kernel, start.grid, start.arguments, self.find)
+        number, launch = len(self._launches), None
+        if number < len(self._like):
+            launch = self._like[number].again(*start, self.find)
+        if launch is None:
+            kernel = self._world.load(start.function, *start.arguments, **start.options)
+            launch = triton_api.bound_launch(kernel, *start, self.find)
         if launch is None:
             return False
-        self.call(stream, launch)
+        self._launches.append(launch)
+        self.call(stream, launch.run)
         return True
 
     def move(self, stream: str, dst: torch.Tensor, src: torch.Tensor | None, is_word: bool) -> bool:

@@ -178,6 +178,7 @@ class PlanRunner:
         self._replays = world.replays()
         # What calls queue, once one has been made; not where work is no matter of addresses.
         self._listed: CommandList | None = None
+        self._like = like._listed or like._like if like else None
         can_list = world.backend.by_address is not None
         self._can_list = can_list and self.recordings is not None
         # The same of a plan that calls libraries too; and by slot and local memory what calls have
@@ -312,19 +313,23 @@ class PlanRunner:
         local: torch.Tensor | None, places: Sequence[int],
     ) -> bool:  # fmt: skip
         """Queue the call by the list of what calls queue; False where there can be none."""
-        there, sizes = places_of(self.world, slot)
-        places = [0, 0 if local is None else local.data_ptr(), *places, *there]
+        given = [0, 0 if local is None else local.data_ptr(), *places]
         if self._listed is None:
+            # As good for all slots; for one and the same, a list is like those of other sizes.
+            slot_of_lists = self.memory.slots.first
+            there, sizes = places_of(self.world, slot_of_lists)
             spans = map(extent_bytes, self._read(tensors, results))
             sizes = [0, 0 if local is None else local.nbytes, *spans, *sizes]
-            listed = CommandList(self.world, places, sizes)
+            listed = CommandList(self.world, [*given, *there], sizes, there, self._like)
             if not listed.is_clear:  # tensors that overlap, this time
                 return False
-            self._can_list = self._list(listed, self.memory.bind(tensors, results, slot), slot)
+            bound = self.memory.bind(tensors, results, slot_of_lists)
+            self._can_list = self._list(listed, bound, slot_of_lists)
             if not self._can_list:
                 return False
-            self._listed = listed
-        self._listed.run(places)
+            self._listed, self._like = listed, None
+        there, _ = places_of(self.world, slot)
+        self._listed.run([*given, *there])
         self._prepare_recorded(tensors)
         return True
 
