@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Sequence
-from operator import attrgetter, methodcaller
+from operator import attrgetter, gt, methodcaller
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -75,16 +75,30 @@ class CommandList(Commands):
         super().__init__(world)
         self.there = there
         self._launches: list[triton_api.BoundLaunch] = []
-        self._like = like._launches if like and like.there is there else []
-        known = [(at, at + size, i) for i, (at, size) in enumerate(zip(places, sizes)) if size]
-        self._known = sorted(known)
+        is_alike = like is not None and like.there is there
+        self._like = like._launches if is_alike else []
+        # By address, those of the slot as they were.
+        num_given = len(places) - len(there or ())
+        if is_alike:
+            self._of_slot = like._of_slot
+        else:
+            ends = zip(places, sizes, range(len(places)))
+            self._of_slot = sorted(
+                (at, at + size, i) for at, size, i in ends if size and i >= num_given
+            )
+        known = [
+            (at, at + size, i)
+            for i, (at, size) in enumerate(zip(places[:num_given], sizes))
+            if size
+        ]
+        self._known = sorted([*self._of_slot, *known])
         self._begins = [at for at, _, _ in self._known]
 
     @property
     def is_clear(self) -> bool:
         """Is each address in one place alone?"""
-        pairs = zip(self._known, self._known[1:])
-        return not [end for (_, end, _), (begin, _, _) in pairs if end > begin]
+        ends = [end for _, end, _ in self._known]
+        return not any(map(gt, ends, self._begins[1:]))
 
     def find(self, address: int) -> tuple[int, int]:
         """Its place, and how far behind that it is."""

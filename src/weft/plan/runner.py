@@ -17,6 +17,7 @@ from weakref import WeakValueDictionary
 import torch
 
 from weft.base.errors import CallOrderError, OutOfMemoryError, UnsupportedError, UsageError
+from weft.base.fields import copied
 from weft.compiler import layouts
 from weft.compiler.lower import kernels, unfused
 from weft.compiler.lower.row_kernels import is_alone
@@ -27,7 +28,7 @@ from weft.language import triton_api
 from weft.plan.call_cache import by_layout
 from weft.plan.calls import Here, doing, is_of_calls, run_calls
 from weft.plan.command_list import CommandList, address_of, extent_bytes, places_of
-from weft.plan.launches import KernelLaunch, Start, copied
+from weft.plan.launches import KernelLaunch, Start
 from weft.plan.memory import Memory
 from weft.plan.mixed_list import MixedList
 from weft.plan.plan_facts import PlanFacts, copies_late

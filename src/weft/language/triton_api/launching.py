@@ -13,6 +13,8 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import lru_cache
 from inspect import getclosurevars
+from itertools import compress
+from operator import is_not
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -215,16 +217,14 @@ class BoundLaunch(NamedTuple):
         """The same kernel with arguments that differ by addresses, or by what follows from m; None
         where they may need another. `find` finds what lasts (LASTING) where it was found then."""
         about = self.about
-        is_known = fn is about.fn and options == about.options
+        is_known = fn is about.fn and options == about.options and len(args) == len(about.known)
         if not is_known or JITFunction.run is not _RUN:  # somebody takes launches
             return None
         names, run_time = run_time_names(fn)
-        changed = []
-        for number, (name, arg, known) in enumerate(zip(names, args, about.known, strict=True)):
-            if arg is not known:
-                if not is_alike(name, arg, known, run_time):
-                    return None
-                changed.append(number)
+        changed = [*compress(range(len(about.known)), map(is_not, args, about.known))]
+        for number in changed:
+            if not is_alike(names[number], args[number], about.known[number], run_time):
+                return None
         return _bound(about, about.values.copy(), grid, args, changed, find)
 
 

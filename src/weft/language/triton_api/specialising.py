@@ -16,7 +16,8 @@ import types
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import lru_cache, partial
-from operator import is_
+from itertools import compress
+from operator import is_, is_not
 from typing import Any, NamedTuple
 
 import triton
@@ -221,6 +222,7 @@ class Pointing(NamedTuple):
     inner: tuple
 
 
+NARROW = range(-(1 << 31), 1 << 31)
 OF_MEMORY = (Pointed, Described, Pointing)
 
 
@@ -238,14 +240,14 @@ def is_alike(name: str, value: Any, known: Any, run_time: frozenset[str]) -> boo
     """Is a kernel that was compiled for an argument of which this is `known` compiled for this
     `value` too? False where it may not be: then `kinds_of` says."""
     kind, of_known = type(value), type(known)
+    if of_known is Pointed:
+        return known == (value.dtype, value.data_ptr() % 16 == 0)
     if kind is int:
         if value == known:
             return of_known is int
         # What is open is as wide as the other, in 32 bits.
         is_open = name in run_time and of_known is int
-        return is_open and -(1 << 31) <= min(value, known) and max(value, known) < 1 << 31
-    if of_known is Pointed:
-        return known == (value.dtype, value.data_ptr() % 16 == 0)
+        return is_open and value in NARROW and known in NARROW
     if isinstance(value, tuple):
         fields = getattr(value, "_fields", None)
         if fields is None:
@@ -254,8 +256,8 @@ def is_alike(name: str, value: Any, known: Any, run_time: frozenset[str]) -> boo
             of_known, known = known
         if of_known is not kind or len(known) != len(value):
             return False
-        for field, one, inner in zip(fields, value, known):
-            if one is not inner and not is_alike(field if name else "", one, inner, run_time):
+        for i in compress(range(len(value)), map(is_not, value, known)):
+            if not is_alike(fields[i] if name else "", value[i], known[i], run_time):
                 return False
         return True
     if kind in _PLAIN:
