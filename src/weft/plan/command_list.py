@@ -61,6 +61,13 @@ def extent_bytes(tensor: torch.Tensor) -> int:
     return elements * tensor.element_size()
 
 
+def _spans(
+    places: Sequence[int], sizes: Sequence[int], numbers: range
+) -> list[tuple[int, int, int]]:
+    """Where the places of these numbers begin and end; of those that are not empty."""
+    return [(places[i], places[i] + sizes[i], i) for i in numbers if sizes[i]]
+
+
 class CommandList(Commands):
     """Made for one call's places; `run` queues it for any.
 
@@ -75,23 +82,13 @@ class CommandList(Commands):
         super().__init__(world)
         self.there = there
         self._launches: list[triton_api.BoundLaunch] = []
-        is_alike = like is not None and like.there is there
-        self._like = like._launches if is_alike else []
-        # By address, those of the slot as they were.
-        num_given = len(places) - len(there or ())
-        if is_alike:
-            self._of_slot = like._of_slot
+        self._like: list[triton_api.BoundLaunch] = []
+        first = len(places) - len(there or ())
+        if like is not None and like.there is there:
+            self._like, self._of_slot = like._launches, like._of_slot
         else:
-            ends = zip(places, sizes, range(len(places)))
-            self._of_slot = sorted(
-                (at, at + size, i) for at, size, i in ends if size and i >= num_given
-            )
-        known = [
-            (at, at + size, i)
-            for i, (at, size) in enumerate(zip(places[:num_given], sizes))
-            if size
-        ]
-        self._known = sorted([*self._of_slot, *known])
+            self._of_slot = sorted(_spans(places, sizes, range(first, len(places))))
+        self._known = sorted([*self._of_slot, *_spans(places, sizes, range(first))])
         self._begins = [at for at, _, _ in self._known]
 
     @property

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import lru_cache, partial
+from functools import cached_property, lru_cache, partial
 from typing import Any, ClassVar
 
 import torch
@@ -228,7 +228,7 @@ class ProductCall:
         out_shape: tuple[int, int], out_dtype: str,
     ) -> None:  # fmt: skip
         self.world, self.problem, self.config = world, problem, config
-        self._like = like(out_shape, getattr(torch, out_dtype), world.device)
+        self._out = out_shape, getattr(torch, out_dtype)
         self._operator_call = world.operator_call
         # What all ranks must call alike.
         sizes = ",".join(f"{name}={getattr(problem, name)}" for name in problem.sizes)
@@ -238,6 +238,10 @@ class ProductCall:
         self.name = f"{problem.op} {sizes} {dtypes} {_as_text(config)}"
         self.runner = stages and new_runner(world, stages, tensors, {"m": problem.m})
         self._is_empty = problem.is_empty
+
+    @cached_property
+    def _like(self) -> torch.Tensor:
+        return like(*self._out, self.world.device)
 
     def __call__(self, out: torch.Tensor | None, **tensors: Any) -> torch.Tensor:
         """Queue the call; its result. Collective."""
@@ -327,7 +331,7 @@ class Call(ProductCall):
         # of all sizes share.
         self._products: Any = None
         if stages is None and problem.m * problem.row_bytes <= MOST_SHARED_BYTES:
-            request = {"product": ((problem.m, problem.n), self._like.dtype)}
+            request = {"product": ((problem.m, problem.n), self._out[1])}
             self._products = world.asked(f"{problem.op}.product", request, num_slots=1)
         # What sums the last call's product, by where it and the result lie on the heap.
         self._exchange: tuple[Any, Any] = None, None
@@ -369,7 +373,7 @@ class Call(ProductCall):
         product = self._products and self._products.reserve().product
         if product is None:
             shape = self.problem.m, self.problem.n
-            product = a.new_empty(shape, dtype=self._like.dtype)
+            product = a.new_empty(shape, dtype=self._out[1])
         self._run_unfused(empty_like(self._like), product.zero_())
 
 
