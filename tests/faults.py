@@ -655,7 +655,7 @@ FAULTS = [
           "return known == (value.dtype, value.data_ptr() % 16 == 0)", "return True",
           "rows that begin anywhere are read 16 bytes at a time, where others' were",
           "plan/test_prepare.py::test_kinds_tell_apart_what_is_compiled_apart"),
-    Fault("language/triton_api/launching.py", "map(is_not, args, about.known))]", "())]",
+    Fault("language/triton_api/launching.py", "map(is_not, args, self.known))]", "())]",
           "a new m has the grids' sizes and the rows of the last one",
           "runtime/test_command_list.py::"
           "test_lists_like_those_of_other_m_queue_what_a_call_queues"),

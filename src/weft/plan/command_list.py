@@ -71,8 +71,8 @@ def _spans(
 class CommandList(Commands):
     """Made for one call's places; `run` queues it for any.
 
-    One `like` it is of the same plan at other sizes, whose launches have much alike, and, if that
-    helps, for the same slot: `there` are its places.
+    `there` are the places of the slot it is made with. `like` is a list of the same plan at other
+    sizes: if it was made with the same slot, its launches are bound again (decisions/042).
     """
 
     def __init__(
@@ -81,11 +81,11 @@ class CommandList(Commands):
     ) -> None:  # fmt: skip
         super().__init__(world)
         self.there = there
-        self._launches: list[triton_api.BoundLaunch] = []
-        self._like: list[triton_api.BoundLaunch] = []
+        self._bound: list[Any] = []  # what is known of each launch
+        self._like: list[Any] = []
         first = len(places) - len(there or ())
         if like is not None and like.there is there:
-            self._like, self._of_slot = like._launches, like._of_slot
+            self._like, self._of_slot = like._bound, like._of_slot
         else:
             self._of_slot = sorted(_spans(places, sizes, range(first, len(places))))
         self._known = sorted([*self._of_slot, *_spans(places, sizes, range(first))])
@@ -110,7 +110,7 @@ class CommandList(Commands):
 
     def launch(self, stream: str, start: Start) -> bool:
         """False where it cannot be kept."""
-        number, launch = len(self._launches), None
+        number, launch = len(self._bound), None
         if number < len(self._like):
             launch = self._like[number].again(*start, self.find)
         if launch is None:
@@ -118,7 +118,7 @@ class CommandList(Commands):
             launch = triton_api.bound_launch(kernel, *start, self.find)
         if launch is None:
             return False
-        self._launches.append(launch)
+        self._bound.append(launch.about)
         self.call(stream, launch.run)
         return True
 

@@ -203,29 +203,29 @@ class _Bound(NamedTuple):
     # Of arguments that last, by number, where their addresses are put in.
     lasting: dict[int, tuple[int, Changed]]
 
-
-class BoundLaunch(NamedTuple):
-    """`run(places, stream)` launches a kernel with the arguments that it is bound to."""
-
-    run: Callable[[Sequence[int], int], None]
-    about: _Bound
-
     def again(
         self, fn: Any, grid: tuple[int, int, int], args: Sequence[Any],
         options: Mapping[str, Any], find: Find,
     ) -> BoundLaunch | None:  # fmt: skip
-        """The same kernel with arguments that differ by addresses, or by what follows from m; None
-        where they may need another. `find` finds what lasts (LASTING) where it was found then."""
-        about = self.about
-        is_known = fn is about.fn and options == about.options and len(args) == len(about.known)
-        if not is_known or JITFunction.run is not _RUN:  # somebody takes launches
+        """The launch with arguments that differ by addresses, or by what follows from m; None where
+        they may need another kernel. `find` finds what lasts (LASTING) where it was found first."""
+        is_same = fn is self.fn and options == self.options and len(args) == len(self.known)
+        if not is_same or JITFunction.run is not _RUN:  # somebody takes launches
             return None
         names, run_time = run_time_names(fn)
-        changed = [*compress(range(len(about.known)), map(is_not, args, about.known))]
+        changed = [*compress(range(len(args)), map(is_not, args, self.known))]
         for number in changed:
-            if not is_alike(names[number], args[number], about.known[number], run_time):
+            if not is_alike(names[number], args[number], self.known[number], run_time):
                 return None
-        return _bound(about, about.values.copy(), grid, args, changed, find)
+        return _bound(self, self.values.copy(), grid, args, changed, find)
+
+
+class BoundLaunch(NamedTuple):
+    """`run(places, stream)` launches a kernel with the arguments that it is bound to; `about` those
+    that are bound `again`."""
+
+    run: Callable[[Sequence[int], int], None]
+    about: _Bound
 
 
 def bound_launch(
@@ -260,7 +260,6 @@ def _bound(
     """The launch, with `values` of all arguments but those that are `changed`."""
     kernel, launcher = about.kernel, about.launcher
     open_pointers: list[tuple[int, int, int]] = []
-    # What lasts and has changed all the same is put in once more, behind.
     open_others: list[tuple[int, Changed]] = [*about.lasting.values()]
     for number in changed:
         arg, at, known = args[number], about.begins[number], about.known[number]
