@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import torch
 
 from weft.language import triton_api
 
@@ -103,11 +104,11 @@ def test_where_it_needs_more_triton_launches_it(again, kind):
 def test_lists_of_launches_are_of_either_form(kind, args):
     launcher = kind()
     found = triton_api.bound_launch(
-        Kernel(launcher), (4, 1, 1), (Pointer(16), Pointer(32), 7),
+        Kernel(launcher), None, (4, 1, 1), (Pointer(16), Pointer(32), 7), {},
         lambda address: (1, 6) if address == 16 else (0, 0),
     )  # fmt: skip
     assert found is not None
-    found([0, 110], "stream of 3")
+    found.run([0, 110], "stream of 3")
     assert launcher.given == [(*PLACE, *args)]
 
 
@@ -116,6 +117,7 @@ class Pointer:
 
     def __init__(self, address: int) -> None:
         self._address = address
+        self.dtype = torch.float32
 
     def data_ptr(self) -> int:
         return self._address

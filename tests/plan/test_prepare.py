@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import os
 import random
@@ -20,6 +21,7 @@ import weft
 from weft.base.errors import CompileError, UsageError
 from weft.base.target import TARGETS
 from weft.language import triton_api
+from weft.language.triton_api import specialising
 from weft.ops import card
 from weft.plan import prepare
 from weft.plan.described import DescribedWorld
@@ -215,3 +217,15 @@ def test_kinds_tell_apart_what_is_compiled_apart():
     found = [kinds(*one) for one in others]
     assert len({first, *found}) == 1 + len(others)
     assert kinds(x, 64, 3, 16, own=False) != kinds(x, 64, 1, 16, own=False)
+    for one in itertools.product([(x, 64, 3, 16), (x, 64, 5, 16), *others], repeat=2):
+        assert not are_alike(*one) or kinds(*one[0]) == kinds(*one[1])
+    assert are_alike((x, 64, 3, 16), (x[16:], 64, 5, 16))
+    assert not any(are_alike((x, 64, 3, 16), one) for one in others)
+
+
+def are_alike(one, other):
+    """Are arguments known by those of another launch to be compiled as they are?"""
+    fn = triton_api.renamed(of_anybody, "fTrue")
+    names, run_time = specialising.run_time_names(fn)
+    known = map(specialising.known_of, one)
+    return all(map(specialising.is_alike, names, other, known, [run_time] * len(names)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 
 from weft.base.errors import DtypeError
 
@@ -45,6 +46,7 @@ FLOATS = ("float16", "bfloat16", "float32")
 SHORT_NAMES = {"fp16": "float16", "bf16": "bfloat16", "fp32": "float32", "fp64": "float64"}
 
 
+@cache
 def parse_dtype(text: str) -> Dtype:
     """The dtype named `text`: torch's name, with or without "torch.", or fp16, bf16, fp32.
 

@@ -1,4 +1,5 @@
 """Fields of a record that says how a call is done: what each may be, checked the same way in all.
+Records and other objects with some fields changed.
 
 Raises  ConfigError: with the operator, the field, its value and what it may be
 """
@@ -6,9 +7,19 @@ Raises  ConfigError: with the operator, the field, its value and what it may be
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import Any
+from typing import Any, TypeVar
 
 from weft.base.errors import ConfigError
+
+Kept = TypeVar("Kept")
+
+
+def copied(one: Kept, **changed: Any) -> Kept:
+    """One of its class with all that it has, but for what is changed: as dataclasses.replace, of
+    frozen ones too, without its checks of all that stays. Calls of a new m ask it."""
+    found = object.__new__(type(one))
+    vars(found).update(vars(one), **changed)
+    return found
 
 
 def check_one_of(op: str, config: Any, name: str, known: Collection[Any]) -> None:

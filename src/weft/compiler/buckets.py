@@ -11,10 +11,10 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterable, Mapping
-from copy import copy
 from functools import lru_cache, wraps
 from typing import Any, TypeVar, cast
 
+from weft.base.fields import copied
 from weft.ir.task import Program, show
 
 Problem = TypeVar("Problem", bound=Any)
@@ -43,12 +43,7 @@ def bucket_of(m: int, num_ranks: int) -> int:
 def of_bucket(problem: Problem) -> Problem:
     """A problem of m rows with the most that are done as these are."""
     m = bucket_of(problem.m, problem.num_ranks)
-    if m == problem.m:
-        return problem
-    # As dataclasses.replace, without its checks of all other fields: each new m asks it.
-    found = copy(problem)
-    object.__setattr__(found, "m", m)  # problems are frozen
-    return found
+    return problem if m == problem.m else copied(problem, m=m)
 
 
 def buckets_of(sizes: Iterable[int], num_ranks: int) -> list[int]:

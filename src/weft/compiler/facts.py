@@ -46,14 +46,10 @@ class Facts:
 
 def class_of(size: int) -> int:
     """The next of 1, 16, 24, 32, 48, 64, 96, ..."""
-    if size <= 1:
-        return size
-    found = SMALLEST_CLASS
-    while found < size:
-        if found * 3 // 2 >= size:
-            return found * 3 // 2
-        found *= 2
-    return found
+    if size <= SMALLEST_CLASS:
+        return size if size <= 1 else SMALLEST_CLASS
+    power = 1 << (size - 1).bit_length()
+    return 3 * power // 4 if size <= 3 * power // 4 else power
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Sequence
-from operator import attrgetter, methodcaller
+from operator import attrgetter, gt, methodcaller
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -61,20 +61,41 @@ def extent_bytes(tensor: torch.Tensor) -> int:
     return elements * tensor.element_size()
 
 
-class CommandList(Commands):
-    """Made for one call's places; `run` queues it for any."""
+def _spans(
+    places: Sequence[int], sizes: Sequence[int], numbers: range
+) -> list[tuple[int, int, int]]:
+    """Where the places of these numbers begin and end; of those that are not empty."""
+    return [(places[i], places[i] + sizes[i], i) for i in numbers if sizes[i]]
 
-    def __init__(self, world: Any, places: Sequence[int], sizes: Sequence[int]) -> None:
+
+class CommandList(Commands):
+    """Made for one call's places; `run` queues it for any.
+
+    `there` are the places of the slot it is made with. `like` is a list of the same plan at other
+    sizes: if it was made with the same slot, its launches are bound again (decisions/042).
+    """
+
+    def __init__(
+        self, world: Any, places: Sequence[int], sizes: Sequence[int],
+        there: Sequence[int] | None = None, like: CommandList | None = None,
+    ) -> None:  # fmt: skip
         super().__init__(world)
-        known = [(at, at + size, i) for i, (at, size) in enumerate(zip(places, sizes)) if size]
-        self._known = sorted(known)
+        self.there = there
+        self._bound: list[Any] = []  # what is known of each launch
+        self._like: list[Any] = []
+        first = len(places) - len(there or ())
+        if like is not None and like.there is there:
+            self._like, self._of_slot = like._bound, like._of_slot
+        else:
+            self._of_slot = sorted(_spans(places, sizes, range(first, len(places))))
+        self._known = sorted([*self._of_slot, *_spans(places, sizes, range(first))])
         self._begins = [at for at, _, _ in self._known]
 
     @property
     def is_clear(self) -> bool:
         """Is each address in one place alone?"""
-        pairs = zip(self._known, self._known[1:])
-        return not [end for (_, end, _), (begin, _, _) in pairs if end > begin]
+        ends = [end for _, end, _ in self._known]
+        return not any(map(gt, ends, self._begins[1:]))
 
     def find(self, address: int) -> tuple[int, int]:
         """Its place, and how far behind that it is."""
@@ -89,11 +110,16 @@ class CommandList(Commands):
 
     def launch(self, stream: str, start: Start) -> bool:
         """False where it cannot be kept."""
-        kernel = self._world.load(start.function, *start.arguments, **start.options)
-        launch = triton_api.bound_launch(kernel, start.grid, start.arguments, self.find)
+        number, launch = len(self._bound), None
+        if number < len(self._like):
+            launch = self._like[number].again(*start, self.find)
+        if launch is None:
+            kernel = self._world.load(start.function, *start.arguments, **start.options)
+            launch = triton_api.bound_launch(kernel, *start, self.find)
         if launch is None:
             return False
-        self.call(stream, launch)
+        self._bound.append(launch.about)
+        self.call(stream, launch.run)
         return True
 
     def move(self, stream: str, dst: torch.Tensor, src: torch.Tensor | None, is_word: bool) -> bool:

@@ -8,14 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any, ClassVar
 
 import torch
 
+from weft.base.fields import copied
 from weft.base.providers import provider
 from weft.base.target import Target
 from weft.compiler import Shard, Tensor, frontend, gather_schedules, schedules
+from weft.compiler.facts import class_of
 from weft.compiler.gather_schedules import LIBRARY, RELAY, UNFUSED, Config
 from weft.ir.task import Program
 from weft.plan import call_cache, nccl, scales
@@ -142,6 +144,13 @@ def _traced(function: Any, problem: Problem) -> Program:
     return replace(made, name=problem.op)
 
 
+# A product has some seventy plans for all m; a model a few products.
+@lru_cache(maxsize=1024)
+def _planned(function: Any, problem: Problem, config: Config, target: Target) -> Any:
+    """The stages of a problem of the class that m is of."""
+    return gather_schedules.planned(traced(function, problem), config, problem, target)
+
+
 class Call(ProductCall):
     """Of a product of gathered rows, which the first of `tensors` are; done as `recorded` says
     where the user records it."""
@@ -152,20 +161,24 @@ class Call(ProductCall):
     ) -> None:  # fmt: skip
         stages = None
         if config.is_fused and not problem.is_empty:
-            made = traced(program, problem)
-            stages = gather_schedules.planned(made, config, problem, world.target)
+            of_class = copied(problem, m=class_of(problem.m))
+            stages = _planned(program, of_class, config, world.target)
         out = problem.result, problem.out_dtype
         super().__init__(world, problem, config, tensors, stages, *out)
-        self._left, self._right = problem.types()
         if recorded:
             make = lambda problem: type(self)(  # noqa: E731
                 world, problem, recorded, tensors, program
             )
             self._prepare(recorded, tensors, make)
 
+    @cached_property
+    def _operands(self) -> tuple[str, ...]:
+        """What is gathered, and what is multiplied by it."""
+        return tuple(self.problem.types())
+
     def _run_unfused(self, out: torch.Tensor | None, **tensors: Any) -> None:
         """Without an `out` rows are gathered, and that is all."""
-        own, right = tensors[self._left], tensors[self._right]
+        own, right = map(tensors.__getitem__, self._operands)
         if self.config.transport == LIBRARY:
             shape = self.problem.m, self.problem.k
             whole = torch.empty(shape, dtype=own.dtype, device=own.device)
@@ -177,7 +190,7 @@ class Call(ProductCall):
             self._multiply(whole, right, out)
 
     def exchanged(self, problem: Problem, tensors: Mapping[str, Any]) -> Any:
-        own = tensors[self._left]
+        own = tensors[self._operands[0]]
         rows = own.shape[0] * problem.num_ranks
         kind = provider("collectives").card("all_gather").problem
         return kind(
@@ -186,10 +199,10 @@ class Call(ProductCall):
         )  # fmt: skip
 
     def move(self, **tensors: Any) -> None:
-        own = tensors[self._left]
+        own = tensors[self._operands[0]]
         first, end = self.problem.shard(self.world.rank)
         if own.shape[0] != end - first:
-            tensors[self._left] = own.new_zeros(end - first, self.problem.k)
+            tensors[self._operands[0]] = own.new_zeros(end - first, self.problem.k)
         self._run_unfused(None, **tensors)
 
     def _multiply(self, gathered: Any, b: Any, out: Any) -> None:

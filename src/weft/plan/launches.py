@@ -69,6 +69,11 @@ class KernelLaunch:
         """What it reads by rows that lie one behind the other."""
         return self.launch.reads
 
+    def at(self, sized: Any) -> KernelLaunch | None:
+        """The same launch of the plan at other sizes, of rows alone, by what this one knows of it;
+        None where that is nothing."""
+        return None
+
     def start(
         self, bound: Mapping[str, Any], words: Mapping[str, Any], slot: Any, split: Any
     ) -> Start:

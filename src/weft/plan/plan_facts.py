@@ -9,8 +9,22 @@ from collections.abc import Iterable, Iterator
 
 from weft.compiler import layouts
 from weft.ir import device
-from weft.ir.device import After, Buffer, Call, Channel, Copy, Launch, Plan, adds_up, is_relay
+from weft.ir.device import (
+    NUM_RANKS,
+    After,
+    Buffer,
+    Call,
+    Channel,
+    Copy,
+    Launch,
+    Part,
+    Plan,
+    Tiles,
+    adds_up,
+    is_relay,
+)
 from weft.ir.kinds import WEIGHTED
+from weft.ir.tensor import Size, Times
 from weft.plan.streams import recordings
 
 
@@ -38,6 +52,10 @@ class PlanFacts:
         # Of calls of a library, what is a part of columns; what engines read.
         self.columns = {one.writes[0] for one in plan.of(Call) if one.function == "columns"}
         self.copied = {one.source for one in copies}
+        self.has_calls = bool(plan.of(Call))
+        # The open sizes that columns follow from.
+        columns = {_name_of(one.sizes[-1]) for one in plan.of(Buffer) if len(one.sizes) > 1}
+        self.sizes_of_columns = tuple(sorted(columns - {"", NUM_RANKS}))
         self.is_credited = any(getattr(step, "takes", False) for step in plan.steps)
 
     @classmethod
@@ -56,6 +74,13 @@ def _reads(plan: Plan) -> layouts.Reads:
             if i != 1 or do.kind not in WEIGHTED}  # fmt: skip
     rows |= {one.source for one in plan.of(Copy)}
     return layouts.Reads(rows, right - rows, padded=True)
+
+
+def _name_of(size: Size | Part | Tiles) -> str:
+    """Of an open size, or what follows from one; "" of a number."""
+    inner = size.size if isinstance(size, Part | Tiles) else size
+    inner = inner.size if isinstance(inner, Times) else inner
+    return inner if isinstance(inner, str) else ""
 
 
 def copies_late(steps: Iterable[device.Step]) -> Iterator[device.Step]:

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from weft.base.errors import ConfigError
+from weft.base.fields import copied
 from weft.base.parts import full_part, part_of
 from weft.compiler import layouts, schedules
 from weft.compiler.lower import compose, kernels, signature, source
@@ -86,7 +87,8 @@ class Product(KernelLaunch):
                           if left in launch.pushes)  # fmt: skip
         puts = puts_far(plan.plan, launch)
         self.is_relayed = bool(launch.pushes) and not puts
-        self.schedule = one = schedule or self._usual(plan.nodes if puts else ())
+        self._nodes, self._is_usual = plan.nodes if puts else (), schedule is None
+        self.schedule = one = schedule or self._usual()
         self.tma, self.is_sm90 = self.tma and one.tma, one.template == "sm90"
         if not (self.is_sm90 or self.is_whole or self.tile == self.plain_tile):
             message = f"tile={self.tile} with template=plain on {target}"
@@ -100,8 +102,29 @@ class Product(KernelLaunch):
         self.variants = source.load(self.kernel)
         params = kernel.of(core.Param)
         self._operands = [one.name for one in params if one.sort == "operand"]
+        self._params = [one for one in params if one.sort not in ("slot", "world")]
+        # The buffer that a parameter is of: own_X are X's own rows, X_ptr its address; which ones
+        # the generic variant takes by address.
+        known = (*launch.reads, *launch.writes, *launch.pushes)
+        self._homes = {
+            one.name: one.name if one.name in known
+            else one.name.removeprefix("own_").removesuffix("_ptr")
+            for one in params
+        }  # fmt: skip
+        self._pointers = {
+            one.name for one in params
+            if one.sort == "pointer" or signature.leaves_by_pointers(self.kernel, one)
+        }  # fmt: skip
         self._takes_groups = "groups" in [one.name for one in params]
         self._set_grid(target)
+
+    def at(self, sized: SizedPlan) -> Product:
+        rows = sized.shape(self.launch.writes[0] if self.is_exchange else self.left)[0]
+        found = copied(self, m=rows)
+        if self._is_usual:
+            found.schedule = found._usual()
+        found._set_grid(self.world.target)
+        return found
 
     @property
     def _rank_rows(self) -> int:
@@ -109,10 +132,10 @@ class Product(KernelLaunch):
             return max(1, self.m)
         return max(1, full_part(self.m, self.world.num_ranks))
 
-    def _usual(self, nodes: tuple[int, ...]) -> Schedule:
+    def _usual(self) -> Schedule:
         """The schedule of a launch for which nobody says another."""
         target, ranks, (tile_m, tile_n, tile_k) = self.world.target, self.world.num_ranks, self.tile
-        is_hopper = launches.is_for_hopper(self.itemsize, nodes, target)
+        is_hopper = launches.is_for_hopper(self.itemsize, self._nodes, target)
         is_sm90 = is_hopper and self.tma and gemm_sm90.has_tile(self.tile)
         # What the last own tiles of an all-reduce sum is not hidden: few of them.
         last = 1 if self.launch.body[-1].kind == "all_reduce" else launches.LAST
@@ -168,7 +191,7 @@ class Product(KernelLaunch):
     ) -> Start:  # fmt: skip
         shape = launches.shape_of(self)
         shape = shape._replace(stride_a=self.stride_a, stride_b=self.stride_b)
-        addresses = [bound[self._home(name)].data_ptr() for name in self._operands]
+        addresses = [bound[self._homes[name]].data_ptr() for name in self._operands]
         aligned = reduce(or_, addresses) % 16 == 0
         # Of one rank's weight alone: the protocol between ranks must not depend on it.
         aligned = aligned and self.stride_b * self.itemsize % blocking.TMA_BYTES == 0
@@ -176,8 +199,7 @@ class Product(KernelLaunch):
         given = {**words, **self._of_slot(slot, bound)}
         arguments = [
             given[one.name] if one.name in given else self._tensor(one, bound, is_sm90, tma)
-            for one in self.kernel.of(core.Param)
-            if one.sort not in ("slot", "world")
+            for one in self._params
         ]
         cut = (split if self.is_whole else self.parts, self.turns)
         block = self._block()
@@ -232,23 +254,18 @@ class Product(KernelLaunch):
             found += launches.describe_peers(self.world, bound[name], self.parts, chunk)
         return found
 
-    def _home(self, name: str) -> str:
-        """The buffer that a parameter is of: own_X are X's own rows, X_ptr its address."""
-        known = (*self.launch.reads, *self.launch.writes, *self.launch.pushes)
-        return name if name in known else name.removeprefix("own_").removesuffix("_ptr")
-
     def _tensor(
         self, one: core.Param, bound: Mapping[str, torch.Tensor], is_sm90: bool, tma: bool
     ) -> Any:
         """A pointer, or a descriptor for the blocks in which the template reads or stores it."""
-        tensor = bound[self._home(one.name)]
+        tensor = bound[self._homes[one.name]]
         result = self.launch.writes[0]
         if one.name == f"own_{result}":
             tensor = tensor[slice(*part_of(self.m, self.world.rank, self.world.num_ranks))]
         if self.is_sliced and one.name == self.left:
             tensor = tensor[: self.m]  # no others are sent
-        is_pointer = one.sort == "pointer" or signature.leaves_by_pointers(self.kernel, one)
-        if not tma or (is_pointer and not (is_sm90 and one.sort == "operand")):
+        is_pointer = one.name in self._pointers and not (is_sm90 and one.sort == "operand")
+        if not tma or is_pointer:
             return tensor
         describe = descriptors_sm90.descriptor if is_sm90 else blocking.descriptor
         tile_m, tile_n, tile_k = self.tile if is_sm90 else self.plain_tile

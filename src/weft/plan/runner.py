@@ -12,16 +12,17 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property, partial, reduce
 from operator import or_
 from typing import Any, NoReturn
+from weakref import WeakValueDictionary
 
 import torch
 
 from weft.base.errors import CallOrderError, OutOfMemoryError, UnsupportedError, UsageError
+from weft.base.fields import copied
 from weft.compiler import layouts
 from weft.compiler.lower import kernels, unfused
 from weft.compiler.lower.row_kernels import is_alone
 from weft.ir import device
 from weft.ir.device import After, Call, Copy, Launch, Plan, Take, Wait
-from weft.ir.schedule import Schedule
 from weft.ir.tensor import TABLE
 from weft.language import triton_api
 from weft.plan.call_cache import by_layout
@@ -30,7 +31,7 @@ from weft.plan.command_list import CommandList, address_of, extent_bytes, places
 from weft.plan.launches import KernelLaunch, Start
 from weft.plan.memory import Memory
 from weft.plan.mixed_list import MixedList
-from weft.plan.plan_facts import copies_late
+from weft.plan.plan_facts import PlanFacts, copies_late
 from weft.plan.product_launches import Product
 from weft.plan.row_launches import OwnRows, SummedRows
 from weft.plan.sizes import SizedPlan
@@ -90,13 +91,35 @@ def new_runner(
 ) -> PlanRunner:
     """What runs the stages' plan for tensors like these, and `stages.recorded` where a call is
     recorded and needs it. Keep it: it is found once."""
-    runner = PlanRunner(world, stages, tensors, sizes)
+    runner = _runner_of(world, stages, tensors, sizes)
     # What it needs is there once it was there for larger sizes.
     is_covered = world.calls.is_covered(("recorded", id(stages.recorded)), sizes)
     if not is_covered and (other := runner.as_recorded(tensors)):
         runner.memory.goes_with(other.memory)
         other.memory.goes_with(runner.memory)
     return runner
+
+
+def _runner_of(
+    world: Any, stages: Any, tensors: Mapping[str, Any], sizes: Mapping[str, int]
+) -> PlanRunner:
+    """Of sizes that are new, by what one of other rows knows, if there is one: of the same plan,
+    and of tensors that lie alike."""
+    plan = stages.plan
+    of_plan = id(world), id(plan), id(stages.schedules), id(stages.recorded)
+    key = (*of_plan, *[sizes[name] for name in PlanFacts.of(plan).sizes_of_columns])
+    for one in tensors.values():
+        if not isinstance(one, torch.Tensor):  # tables
+            return PlanRunner(world, stages, tensors, sizes)
+        key += (one.dtype, one.shape[1:], one.stride(), one.is_contiguous())
+    like = _runners.get(key)
+    found = like.at(tensors, sizes) if like else PlanRunner(world, stages, tensors, sizes)
+    _runners[key] = found
+    return found
+
+
+# Of each plan the one that was made last: what its key has the numbers of lives as long.
+_runners: WeakValueDictionary[tuple, PlanRunner] = WeakValueDictionary()
 
 
 class PlanRunner:
@@ -106,54 +129,81 @@ class PlanRunner:
         self, world: Any, stages: Any, tensors: Mapping[str, Any], sizes: Mapping[str, int]
     ) -> None:
         self.world, self.stages, self.plan = world, stages, (plan := stages.plan)
-        self.sized = SizedPlan(world, plan, sizes)
-        self.facts = facts = self.sized.facts
-        # What all ranks must call alike.
-        named = ", ".join(f"{name}={size}" for name, size in sorted(self.sized.sizes.items()))
-        self._name = f"program {plan.name} with {named}"
+        self.facts = facts = PlanFacts.of(plan)
         # Inputs that are tables, of which each is several tensors.
-        self._tables = [name for name in tensors if self.sized.buffers[name].dtype == TABLE]
+        self._tables = [name for name in tensors if facts.buffers[name].dtype == TABLE]
         rows = {name: one for name, one in tensors.items() if name not in self._tables}
         self._copied = layouts.to_copy(plan.name, rows, facts.reads, facts.places)
-        launches = _launches(self.sized, self._laid_out(tensors), stages.schedules)
-        self.memory = Memory(self.sized, launches)
-        self.starts = Starts(self.sized, self.memory, launches)
-        self.transfers = Transfers(self.sized, self.memory)
+        self.copy_streams, self.recordings = facts.copy_streams, facts.recordings
+        # Is all of it recorded as one?
+        self._is_one_recording = bool(self.recordings) and not self.copy_streams
+        # Views that kernels read, by rows that lie one behind the other.
+        self._packed: set[str] = set()
+        self._is_recording = world.is_recording
+        self._set_sizes(tensors, sizes, None)
+        self._needs_aligned = any(one.needs_aligned for one in self._launches.values())
+        if facts.columns:
+            packed = {name: one.packed for name, one in self._launches.items()}
+            read = {name for one in plan.of(Launch) for name in packed.get(one.kernel, one.reads)}
+            self._packed |= facts.columns & (read | facts.copied)
+
+    def at(self, tensors: Mapping[str, Any], sizes: Mapping[str, int]) -> PlanRunner:
+        """The same plan at other sizes, for tensors that lie as this one's."""
+        found = copied(self)
+        found._set_sizes(tensors, sizes, self)
+        return found
+
+    def _set_sizes(
+        self, tensors: Mapping[str, Any], sizes: Mapping[str, int], like: PlanRunner | None
+    ) -> None:
+        """All that follows from sizes; what does not is as that of a runner `like` it."""
+        world, plan = self.world, self.plan
+        self.sized = sized = SizedPlan(world, plan, sizes)
+        # What all ranks must call alike.
+        named = ", ".join([f"{name}={size}" for name, size in sorted(sized.sizes.items())])
+        self._name = f"program {plan.name} with {named}"
+        self._launches = self._find_launches(self._laid_out(tensors), like)
+        self.memory = Memory(sized, self._launches)
+        self.starts = Starts(sized, self.memory, self._launches)
+        self.transfers = Transfers(sized, self.memory)
         # The launches that were loaded, and kernels that were launched, by where operands begin: at
         # 16 bytes or not, since kernels differ by that.
         self._loaded: set[tuple[bool, ...]] = set()
         self._launched: dict[tuple, Any] = {}
-        self._needs_aligned = any(one.needs_aligned for one in launches.values())
-        self.copy_streams, self.recordings = facts.copy_streams, facts.recordings
-        # Is all of it recorded as one?
-        self._is_one_recording = bool(self.recordings) and not self.copy_streams
         # What runs the same calls where the user records them, and whether all that it needs is
         # there.
         self.alongside: PlanRunner | None = None
-        self._is_prepared = False
-        self._is_empty = 0 in self.sized.sizes.values()
-        self._here = Here(world, self.sized.sizes, self.sized.buffers)  # of library calls
-        # Views that kernels read, by rows that lie one behind the other.
-        self._packed: set[str] = set()
-        if facts.columns:
-            packed = {name: one.packed for name, one in launches.items()}
-            read = {name for one in plan.of(Launch) for name in packed.get(one.kernel, one.reads)}
-            self._packed = facts.columns & (read | facts.copied)
-        self._replays, self._is_recording = world.replays(), world.is_recording
-        self._falls_back = False
+        self._is_prepared = self._falls_back = False
+        self._is_empty = 0 in sized.sizes.values()
+        self._here = Here(world, sized.sizes, sized.buffers)  # of library calls
+        self._replays = world.replays()
         # What calls queue, once one has been made; not where work is no matter of addresses.
         self._listed: CommandList | None = None
+        self._like = like._listed or like._like if like else None
         can_list = world.backend.by_address is not None
         self._can_list = can_list and self.recordings is not None
         # The same of a plan that calls libraries too; and by slot and local memory what calls have
         # in them.
         self._mixed: MixedList | None = None
-        if can_list and plan.of(Call):
+        if can_list and self.facts.has_calls:
             self._mixed = MixedList(
                 world, copies_late(plan.steps), self._packed, plan.results, self._fill,
                 self._queue_all,
             )  # fmt: skip
         self._within: dict[tuple[int, int], tuple[Any, dict[str, Any]]] = {}
+
+    def _find_launches(
+        self, tensors: Mapping[str, Any], like: PlanRunner | None
+    ) -> dict[str, KernelLaunch]:
+        """The plan's launches of generated kernels, by the kernel's name."""
+        found = {}
+        for launch in self.plan.of(Launch):
+            known = like and like._launches.get(launch.kernel)
+            one = known.at(self.sized) if known else None
+            one = one or _launch_of(self.sized, launch, tensors, self.stages)
+            if one is not None:
+                found[launch.kernel] = one
+        return found
 
     @cached_property
     def _by_libraries(self) -> Plan:
@@ -163,7 +213,7 @@ class PlanRunner:
     def as_recorded(self, tensors: Mapping[str, Any]) -> PlanRunner | None:
         """What runs the same calls where the user records them; None where this does."""
         if self.alongside is None and self.copy_streams and (stages := self.stages.recorded):
-            self.alongside = PlanRunner(self.world, stages, tensors, self.sized.sizes)
+            self.alongside = _runner_of(self.world, stages, tensors, self.sized.sizes)
             self.alongside._falls_back = self._falls_back
         return self.alongside
 
@@ -264,19 +314,23 @@ class PlanRunner:
         local: torch.Tensor | None, places: Sequence[int],
     ) -> bool:  # fmt: skip
         """Queue the call by the list of what calls queue; False where there can be none."""
-        there, sizes = places_of(self.world, slot)
-        places = [0, 0 if local is None else local.data_ptr(), *places, *there]
+        given = [0, 0 if local is None else local.data_ptr(), *places]
         if self._listed is None:
+            # As good for all slots; for one and the same, a list is like those of other sizes.
+            slot_of_lists = self.memory.slots.first
+            there, sizes = places_of(self.world, slot_of_lists)
             spans = map(extent_bytes, self._read(tensors, results))
             sizes = [0, 0 if local is None else local.nbytes, *spans, *sizes]
-            listed = CommandList(self.world, places, sizes)
+            listed = CommandList(self.world, [*given, *there], sizes, there, self._like)
             if not listed.is_clear:  # tensors that overlap, this time
                 return False
-            self._can_list = self._list(listed, self.memory.bind(tensors, results, slot), slot)
+            bound = self.memory.bind(tensors, results, slot_of_lists)
+            self._can_list = self._list(listed, bound, slot_of_lists)
             if not self._can_list:
                 return False
-            self._listed = listed
-        self._listed.run(places)
+            self._listed, self._like = listed, None
+        there, _ = places_of(self.world, slot)
+        self._listed.run([*given, *there])
         self._prepare_recorded(tensors)
         return True
 
@@ -503,30 +557,19 @@ class PlanRunner:
             self._launched[key] = start.run()
 
 
-def _launches(
-    sized: SizedPlan, tensors: Mapping[str, Any], schedules: Mapping[str, Schedule]
-) -> dict[str, KernelLaunch]:
-    """The plan's launches of generated kernels, by the kernel's name."""
-    lowered, found = kernels.lower(sized.plan), {}
-    for launch in sized.plan.of(Launch):
-        if launch.template == "small":
-            kind = GatheredProduct if launch.body[0].kind == "all_gather" else SmallProduct
-            found[launch.kernel] = kind(sized, launch, tensors, schedules.get(launch.kernel))
-        if (kernel := lowered.get(launch.kernel)) is None:
-            continue
-        if launch.template == "rows":
-            kind = OwnRows if is_alone(launch) else SummedRows
-            found[launch.kernel] = kind(sized, launch, kernel)
-        elif any(one.kind == "matmul_tn" for one in launch.body):
-            found[launch.kernel] = SummedOverRows(
-                sized, launch, kernel, schedules.get(launch.kernel)
-            )
-        elif launch.template == "grouped":
-            found[launch.kernel] = GroupedProduct(
-                sized, launch, kernel, tensors, schedules.get(launch.kernel)
-            )
-        else:
-            found[launch.kernel] = Product(
-                sized, launch, kernel, tensors, schedules.get(launch.kernel)
-            )
-    return found
+def _launch_of(
+    sized: SizedPlan, launch: Launch, tensors: Mapping[str, Any], stages: Any
+) -> KernelLaunch | None:
+    """A launch of a generated kernel; None of another one."""
+    schedule = stages.schedules.get(launch.kernel)
+    if launch.template == "small":
+        kind = GatheredProduct if launch.body[0].kind == "all_gather" else SmallProduct
+        return kind(sized, launch, tensors, schedule)
+    if (kernel := kernels.lower(sized.plan).get(launch.kernel)) is None:
+        return None
+    if launch.template == "rows":
+        return (OwnRows if is_alone(launch) else SummedRows)(sized, launch, kernel)
+    if any(one.kind == "matmul_tn" for one in launch.body):
+        return SummedOverRows(sized, launch, kernel, schedule)
+    kind = GroupedProduct if launch.template == "grouped" else Product
+    return kind(sized, launch, kernel, tensors, schedule)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import lru_cache, partial
+from functools import cached_property, lru_cache, partial
 from typing import Any, ClassVar
 
 import torch
@@ -17,9 +17,11 @@ from torch import empty_like
 from torch.autograd.graph import increment_version
 
 from weft.base.errors import DtypeError, OutOfMemoryError, ShapeError
+from weft.base.fields import copied
 from weft.base.target import Target
 from weft.compiler import Shard, Tensor, frontend, schedules
 from weft.compiler.buckets import of_bucket
+from weft.compiler.facts import class_of
 from weft.compiler.schedules import Config
 from weft.ir.task import Program
 from weft.plan import described, exchanges, launches, nccl, scales
@@ -212,6 +214,9 @@ def total(problem: Any, inputs: Sequence[Mapping[str, Any]]) -> torch.Tensor:
     return sums
 
 
+_as_text = lru_cache(maxsize=1024)(str)
+
+
 class ProductCall:
     """What calls with one problem and one configuration share on one rank: found once, kept.
 
@@ -226,16 +231,20 @@ class ProductCall:
         out_shape: tuple[int, int], out_dtype: str,
     ) -> None:  # fmt: skip
         self.world, self.problem, self.config = world, problem, config
-        self._like = like(out_shape, getattr(torch, out_dtype), world.device)
+        self._out = out_shape, getattr(torch, out_dtype)
         self._operator_call = world.operator_call
         # What all ranks must call alike.
         sizes = ",".join(f"{name}={getattr(problem, name)}" for name in problem.sizes)
         dtypes = problem.dtype
         if problem.is_summed and out_dtype != dtypes:  # what travels is rounded to it
             dtypes += f" to {out_dtype}"
-        self.name = f"{problem.op} {sizes} {dtypes} {config}"
+        self.name = f"{problem.op} {sizes} {dtypes} {_as_text(config)}"
         self.runner = stages and new_runner(world, stages, tensors, {"m": problem.m})
         self._is_empty = problem.is_empty
+
+    @cached_property
+    def _like(self) -> torch.Tensor:
+        return like(*self._out, self.world.device)
 
     def __call__(self, out: torch.Tensor | None, **tensors: Any) -> torch.Tensor:
         """Queue the call; its result. Collective."""
@@ -294,6 +303,19 @@ class ProductCall:
         raise NotImplementedError
 
 
+# A product has some seventy plans for all m; a model a few products.
+@lru_cache(maxsize=1024)
+def _planned(problem: Problem, config: Config, target: Target, recorded: Config | None) -> Any:
+    """The stages of a problem of the class that m is of, with those of recorded calls where engines
+    do the others."""
+    program = problem.traced()
+    stages = schedules.planned(program, config, problem, target)
+    if config.transport == schedules.CE_PUSH and recorded and recorded.is_fused:
+        instead = schedules.planned(program, recorded, problem, target)
+        stages = replace(stages, recorded=instead)
+    return stages
+
+
 class Call(ProductCall):
     """Of a product that is summed over ranks, done as `recorded` says where the user records it."""
 
@@ -304,17 +326,15 @@ class Call(ProductCall):
         first, end = problem.result_rows(world.rank)
         stages = None
         if config.is_fused and not problem.is_empty:
-            stages = schedules.planned(problem.traced(), config, problem, world.target)
-            if config.transport == schedules.CE_PUSH and recorded and recorded.is_fused:
-                instead = schedules.planned(problem.traced(), recorded, problem, world.target)
-                stages = replace(stages, recorded=instead)
+            of_class = copied(problem, m=class_of(problem.m))
+            stages = _planned(of_class, config, world.target, recorded)
         out = (end - first, problem.n), problem.result_dtype
         super().__init__(world, problem, config, tensors, stages, *out)
         # Where peers read the library's product in place, if that is not much: memory that products
         # of all sizes share.
         self._products: Any = None
         if stages is None and problem.m * problem.row_bytes <= MOST_SHARED_BYTES:
-            request = {"product": ((problem.m, problem.n), self._like.dtype)}
+            request = {"product": ((problem.m, problem.n), self._out[1])}
             self._products = world.asked(f"{problem.op}.product", request, num_slots=1)
         # What sums the last call's product, by where it and the result lie on the heap.
         self._exchange: tuple[Any, Any] = None, None
@@ -356,7 +376,7 @@ class Call(ProductCall):
         product = self._products and self._products.reserve().product
         if product is None:
             shape = self.problem.m, self.problem.n
-            product = a.new_empty(shape, dtype=self._like.dtype)
+            product = a.new_empty(shape, dtype=self._out[1])
         self._run_unfused(empty_like(self._like), product.zero_())
 
 

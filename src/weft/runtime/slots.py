@@ -501,6 +501,11 @@ class Asked:
             self._slots = self._workspace.slots(*self._request)
         return self._slots[self._workspace.next_turn(self._axes, is_recording)]
 
+    @property
+    def first(self) -> Slot:
+        """One of them, the same as long as there are no larger ones."""
+        return self._slots[0]
+
     def reserve(self) -> Slot:
         """As `World.reserve`."""
         return self._workspace.reserve(*self._request)

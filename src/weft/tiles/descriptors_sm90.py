@@ -12,8 +12,23 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 def descriptor(tensor: Any, block: Sequence[int]) -> TensorDescriptor:
     """A TMA descriptor of a 2-D tensor for blocks of `block`; a kernel takes it as an argument."""
-    layout = block_layout(tuple(block), tensor.element_size())
-    return TensorDescriptor.from_tensor(tensor, list(block), layout)
+    shape, strides, block = tensor.shape, tensor.stride(), tuple(block)
+    key = tensor.dtype, strides, block
+    known = _checked.get(key)
+    if known is None or tensor.data_ptr() % ALIGN or 0 in shape:
+        layout = block_layout(block, tensor.element_size())
+        made = TensorDescriptor.from_tensor(tensor, list(block), layout)
+        _checked[key] = {**vars(made), "base": None, "shape": None}
+        return made
+    # What Triton's checks read is as it was: they take longer than all else.
+    found = object.__new__(TensorDescriptor)
+    vars(found).update(known, base=tensor, shape=shape)
+    return found
+
+
+# Where TMA reads from; by dtype, strides and block what descriptors have but memory and extents.
+ALIGN = 16
+_checked: dict[tuple, dict[str, Any]] = {}
 
 
 @cache

@@ -10,7 +10,8 @@ buffers share is known when it is compiled; how large they are follows from the 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from typing import NamedTuple
 
 from weft.base.dtypes import DTYPES
 from weft.base.parts import part_of
@@ -50,8 +51,7 @@ def _can_share(plan: Plan, buffer: Buffer, home: Buffer, shares: Mapping[str, st
     return all(device.are_apart(plan, name, buffer.name) for name in there)
 
 
-@dataclass(frozen=True)
-class Region:
+class Region(NamedTuple):
     """Bytes of one buffer from `offset` on, within what is allocated of its role."""
 
     buffer: str
@@ -96,12 +96,12 @@ def extent_of(
     size: Size | Part | Tiles, sizes: Mapping[str, int], rank: int, num_ranks: int
 ) -> int:
     """A size of a buffer as a number, on a rank."""
+    if isinstance(size, int):
+        return size
     if isinstance(size, Tiles):
         full = extent_of(Part(size.size), sizes, 0, num_ranks)
         return -(-full // size.height) * size.height
     if isinstance(size, Part):
         first, end = part_of(extent_of(size.size, sizes, rank, num_ranks), rank, num_ranks)
         return end - first
-    if size == NUM_RANKS:
-        return num_ranks
-    return number(size, sizes)
+    return num_ranks if size == NUM_RANKS else number(size, sizes)

@@ -8,11 +8,13 @@ stand around, what that function knows, and `make_tensordesc_arg`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import lru_cache
 from inspect import getclosurevars
+from itertools import compress
+from operator import is_not
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,7 +22,17 @@ import triton
 from triton.runtime.driver import driver as driver_config
 
 from weft.language.triton_api.emulator_driver import EmulatorDriver
-from weft.language.triton_api.specialising import kinds_of
+from weft.language.triton_api.specialising import (
+    LASTING,
+    OF_MEMORY,
+    Described,
+    Pointed,
+    Pointing,
+    is_alike,
+    kinds_of,
+    known_of,
+    run_time_names,
+)
 
 JITFunction = triton.runtime.jit.JITFunction
 # More wait for each other: Triton's front end is Python.
@@ -155,7 +167,7 @@ def relauncher(kernel: Any, grid: tuple[int, int, int], rest: Sequence[Any]) -> 
     kernel._init_handles()
     start, function, metadata = kernel.run, kernel.function, kernel.packed_metadata
     launcher, between = _launcher_of(kernel), ()
-    if launcher is not None and not launcher.numbers:
+    if launcher is not None and not launcher.described:
         start, between = launcher.start, (*launcher.flags, None, None)
     device = driver_config.active.get_current_device()
     stream_of = driver_config.active.get_current_stream
@@ -174,14 +186,53 @@ def relauncher(kernel: Any, grid: tuple[int, int, int], rest: Sequence[Any]) -> 
 
 
 Find = Callable[[int], tuple[int, int]]
-# places, stream
-BoundLaunch = Callable[[Sequence[int], int], None]
+Changed = Callable[[Sequence[int]], Any]
+
+
+class _Bound(NamedTuple):
+    """What launches of one kernel have alike: of each of its arguments what is `known`, and where
+    the `values` begin that the kernel takes of it."""
+
+    fn: Any
+    options: Mapping[str, Any]
+    kernel: Any
+    launcher: _Launcher
+    known: Sequence[Any]
+    begins: Sequence[int]
+    values: list[Any]
+    # Of arguments that last, by number, where their addresses are put in.
+    lasting: dict[int, tuple[int, Changed]]
+
+    def again(
+        self, fn: Any, grid: tuple[int, int, int], args: Sequence[Any],
+        options: Mapping[str, Any], find: Find,
+    ) -> BoundLaunch | None:  # fmt: skip
+        """The launch with arguments that differ by addresses, or by what follows from m; None where
+        they may need another kernel. `find` finds what lasts (LASTING) where it was found first."""
+        is_same = fn is self.fn and options == self.options and len(args) == len(self.known)
+        if not is_same or JITFunction.run is not _RUN:  # somebody takes launches
+            return None
+        names, run_time = run_time_names(fn)
+        changed = [*compress(range(len(args)), map(is_not, args, self.known))]
+        for number in changed:
+            if not is_alike(names[number], args[number], self.known[number], run_time):
+                return None
+        return _bound(self, self.values.copy(), grid, args, changed, find)
+
+
+class BoundLaunch(NamedTuple):
+    """`run(places, stream)` launches a kernel with the arguments that it is bound to; `about` those
+    that are bound `again`."""
+
+    run: Callable[[Sequence[int], int], None]
+    about: _Bound
 
 
 def bound_launch(
-    kernel: Any, grid: tuple[int, int, int], args: Sequence[Any], find: Find
-) -> BoundLaunch | None:
-    """A function f(places, stream) that launches `kernel` with these arguments, but for addresses.
+    kernel: Any, fn: Any, grid: tuple[int, int, int], args: Sequence[Any],
+    options: Mapping[str, Any], find: Find,
+) -> BoundLaunch | None:  # fmt: skip
+    """A launch of `kernel`, which `fn[grid](*args, **options)` loads, but for addresses.
 
     find(address): (i, distance) where the address is to be places[i] + distance at each launch. The
     caller vouches for what `relaunch` asks, and keeps the memory. None where a launch needs more
@@ -190,31 +241,49 @@ def bound_launch(
     launcher = _launcher_of(kernel)
     if launcher is None:
         return None
-    values: list[Any] = []
-    open_pointers: list[tuple[int, int, int]] = []
-    open_others: list[tuple[int, Callable[[Sequence[int]], Any]]] = []
-    described = iter(launcher.described)
+    begins, values = [], []
     for number, arg in enumerate(args):
-        if arg is None or type(arg) in PLAIN:
-            values.append(arg)
-        elif number in launcher.numbers:
-            make, address = _descriptor_of(arg, next(described)), arg.base.data_ptr()
+        begins.append(len(values))
+        # Of descriptors it takes shape and strides too.
+        count = 1 + 2 * len(arg.shape) if number in launcher.described else 1
+        values += [arg] * count
+    known = [known_of(one) for one in args]
+    about = _Bound(fn, options, kernel, launcher, known, begins, values, {})
+    changed = [i for i, one in enumerate(known) if type(one) in (*LASTING, *OF_MEMORY)]
+    return _bound(about, values, grid, args, changed, find)
+
+
+def _bound(
+    about: _Bound, values: list[Any], grid: tuple[int, int, int], args: Sequence[Any],
+    changed: Iterable[int], find: Find,
+) -> BoundLaunch:  # fmt: skip
+    """The launch, with `values` of all arguments but those that are `changed`."""
+    kernel, launcher = about.kernel, about.launcher
+    open_pointers: list[tuple[int, int, int]] = []
+    open_others: list[tuple[int, Changed]] = [*about.lasting.values()]
+    for number in changed:
+        arg, at, known = args[number], about.begins[number], about.known[number]
+        kind = type(known)
+        if kind is Pointed:
+            values[at] = address = arg.data_ptr()
             place, distance = find(address)
             if place:
-                open_others.append((len(values), _kept_descriptors(make, place, distance)))
-            values += [None if place else make(address), *arg.shape, *arg.strides]
-        elif hasattr(arg, "data_ptr"):
-            place, distance = find(arg.data_ptr())
+                open_pointers.append((at, place, distance))
+        elif kind is Described:
+            make, address = _descriptor_of(arg, launcher.described[number]), arg.base.data_ptr()
+            place, distance = find(address)
             if place:
-                open_pointers.append((len(values), place, distance))
-            values.append(arg.data_ptr())
-        elif isinstance(arg, tuple):
-            fixed, changing = _changing(arg, find)
+                open_others.append((at, _kept_descriptors(make, place, distance)))
+            whole = (None if place else make(address), *arg.shape, *arg.strides)
+            values[at : at + len(whole)] = whole
+        elif kind is Pointing or kind in LASTING:
+            values[at], changing = _changing(arg, find)
             if changing is not None:
-                open_others.append((len(values), changing))
-            values.append(fixed)
+                open_others.append((at, changing))
+                if arg is known:
+                    about.lasting[number] = at, changing
         else:
-            values.append(arg)
+            values[at] = arg
     start, function, metadata = launcher.start, kernel.function, kernel.packed_metadata
     flags, hooks = launcher.flags, triton.knobs.runtime
 
@@ -231,17 +300,16 @@ def bound_launch(
         about = kernel.launch_metadata(grid, stream, *given) if enter else None
         start(*grid, stream, function, *flags, None, None, metadata, about, enter, leave, *given)
 
-    return launch
+    return BoundLaunch(launch, about)
 
 
 class _Launcher(NamedTuple):
     """`start` takes grid, stream, function, flags, scratch memory, metadata and hooks, arguments;
-    which arguments are descriptors, and what the kernel says of each."""
+    by which arguments are descriptors what the kernel says of each."""
 
     start: Callable[..., None]
     flags: tuple[Any, ...]
-    numbers: frozenset[int]
-    described: Sequence[Any]
+    described: Mapping[int, Any]
 
 
 @lru_cache(maxsize=MOST_LOADED)
@@ -256,14 +324,14 @@ def _launcher_of(kernel: Any) -> _Launcher | None:
         if any(scratch) or getattr(whole, "gsan_enabled", False):  # more arguments, by Triton
             return None
         if not knows:
-            return _Launcher(_in_one_form(whole, launch), flags, frozenset(), ())
-        numbers, described = frozenset(knows["tensordesc_indices"]), knows["tensordesc_meta"]
+            return _Launcher(_in_one_form(whole, launch), flags, {})
+        numbers, described = sorted(knows["tensordesc_indices"]), knows["tensordesc_meta"]
         launch = knows["launcher"]
     except (AttributeError, KeyError):
         return None
     if len(numbers) != len(described) or None in described:
         return None
-    return _Launcher(_in_one_form(whole, launch), flags, numbers, described)
+    return _Launcher(_in_one_form(whole, launch), flags, dict(zip(numbers, described)))
 
 
 def _in_one_form(whole: Any, launch: Callable[..., None]) -> Callable[..., None]:

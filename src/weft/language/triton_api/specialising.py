@@ -16,6 +16,8 @@ import types
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import lru_cache, partial
+from itertools import compress
+from operator import is_, is_not
 from typing import Any, NamedTuple
 
 import triton
@@ -25,6 +27,7 @@ from triton.runtime.jit import create_function_from_signature
 
 from weft.base.records import KernelRecord
 from weft.language.triton_api.tracing import unwrap
+from weft.language.world_arg import SlotArg, WorldArg
 
 JITFunction = triton.runtime.jit.JITFunction
 # Types and alignment are the same for all GPUs.
@@ -134,15 +137,17 @@ def kinds_of(fn: Any, args: tuple, kept: list[Any]) -> tuple:
     Objects are known by their identity: they are added to `kept`, which must live as long as what
     is found by these.
     """
-    names, run_time = _run_time_names(fn)
+    names, run_time = run_time_names(fn)
     return _kinds_of(names, args, run_time, kept)
 
 
 _named: dict[int, tuple[Any, tuple[tuple[str, ...], frozenset[str]]]] = {}
+# Arguments that live as long as a world's workspaces.
+LASTING = (SlotArg, WorldArg)
 _PLAIN = frozenset((str, float, complex, type(None), bool))
 
 
-def _run_time_names(fn: Any) -> tuple[tuple[str, ...], frozenset[str]]:
+def run_time_names(fn: Any) -> tuple[tuple[str, ...], frozenset[str]]:
     """A kernel's parameters, "" for those that are compiled in, and which integers are not."""
     found = _named.get(id(fn))
     if found is None:
@@ -182,12 +187,84 @@ def _kinds_of(
         elif hasattr(value, "data_ptr"):
             found.append((value.dtype, value.data_ptr() % 16 == 0))
         elif hasattr(value, "block_shape"):
-            layout = getattr(value, "layout", None)
-            found.append((value.base.dtype, value.padding, *value.block_shape, layout))
+            found.append(Described.of(value))
         else:
             kept.append(value)
             found.append(id(value))
     return tuple(found)
+
+
+class Pointed(NamedTuple):
+    """What a kernel is compiled for of memory."""
+
+    dtype: Any
+    is_aligned: bool
+
+
+class Described(NamedTuple):
+    """What a kernel is compiled for of a descriptor."""
+
+    dtype: Any
+    padding: Any
+    block: tuple
+    layout: Any
+
+    @classmethod
+    def of(cls, value: Any) -> Described:
+        block, layout = tuple(value.block_shape), getattr(value, "layout", None)
+        return cls(value.base.dtype, value.padding, block, layout)
+
+
+class Pointing(NamedTuple):
+    """The same of a tuple in which there is memory."""
+
+    kind: type
+    inner: tuple
+
+
+NARROW = range(-(1 << 31), 1 << 31)
+OF_MEMORY = (Pointed, Described, Pointing)
+
+
+def known_of(value: Any) -> Any:
+    """An argument for `is_alike`, which holds no memory of calls: itself, if it has no address."""
+    if isinstance(value, tuple) and not isinstance(value, LASTING):
+        inner = tuple(map(known_of, value))
+        return value if all(map(is_, inner, value)) else Pointing(type(value), inner)
+    if hasattr(value, "data_ptr"):
+        return Pointed(value.dtype, value.data_ptr() % 16 == 0)
+    return Described.of(value) if hasattr(value, "block_shape") else value
+
+
+def is_alike(name: str, value: Any, known: Any, run_time: frozenset[str]) -> bool:
+    """Is a kernel that was compiled for an argument of which this is `known` compiled for this
+    `value` too? False where it may not be: then `kinds_of` says."""
+    kind, of_known = type(value), type(known)
+    if of_known is Pointed:
+        return known == (value.dtype, value.data_ptr() % 16 == 0)
+    if kind is int:
+        if value == known:
+            return of_known is int
+        # What is open is as wide as the other, in 32 bits.
+        is_open = name in run_time and of_known is int
+        return is_open and value in NARROW and known in NARROW
+    if isinstance(value, tuple):
+        fields = getattr(value, "_fields", None)
+        if fields is None:
+            fields, run_time = ("-",) * len(value), frozenset()
+        if of_known is Pointing:
+            of_known, known = known
+        if of_known is not kind or len(known) != len(value):
+            return False
+        for i in compress(range(len(value)), map(is_not, value, known)):
+            if not is_alike(fields[i] if name else "", value[i], known[i], run_time):
+                return False
+        return True
+    if kind in _PLAIN:
+        return of_known is kind and value == known
+    if kind is triton.language.constexpr:
+        return of_known is kind and is_alike("", value.value, known.value, run_time)
+    return of_known is Described and known == Described.of(value)
 
 
 @contextmanager
