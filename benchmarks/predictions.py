@@ -44,7 +44,7 @@ RESULTS = Path(__file__).parent / "results"
 # As shared benchmarks of layers have them: hidden and inner columns, heads of queries and of keys.
 MODELS = {"8b": (4096, 14336, 32, 8), "70b": (8192, 28672, 64, 8)}
 HEAD = 128
-MACHINES = {"h200x2": "h200x4", "h100x2": "h100x8"}
+MACHINES = {"h200x2": "h200x4", "h100x2": "h100x8", "h100x4": "h100x8"}
 PRODUCTS = ("ag_gemm", "gemm_rs")
 # Of eight H800, m 8192, times as fast as cuBLAS and NCCL: geometric mean, least and most over
 # models (Triton-distributed, arXiv 2504.19442); of FLUX (arXiv 2406.06858) as it was read there.
@@ -82,7 +82,7 @@ def layers() -> Iterator[dict[str, Any]]:
         machine = find_machine(name)
         target = replace(TARGETS["cuda:90"], machine=machine)
         for row in document["rows"]:
-            facts = Facts({"m": row["M"]}, row["ranks"], target)
+            facts = Facts({"m": row["M"]}, row["ranks"], target, is_recorded=True)
             plan = layer_of(*MODELS[row["model"]]).overlapped(facts).plan
             found = predict(plan, facts.sizes, row["ranks"], machine, facts.nodes)
             yield {

@@ -145,6 +145,24 @@ def test_rows_between_nodes_are_relayed_where_that_is_predicted_to_end_first(op,
     assert "reason" not in explained(capsys, op)
 
 
+@pytest.mark.parametrize("m", [2048, 8192])
+@pytest.mark.parametrize("nodes", ["2+2", "4+4"])
+def test_relayed_sums_are_mapped_to_partners_and_drawn_as_they_were_predicted(nodes, m, capsys):
+    found = explained(capsys, "gemm_rs", "--nodes", nodes, "--shape", f"m={m},n=4096,k=4096")
+    assert found["config"]["transport"] == "relay"
+    assert found["times"]["end_us"] == pytest.approx(found["choice"]["us"]["eager"], rel=0.05)
+    here = range(int(nodes[0]))
+    *others, own = found["mapping"]
+    for tiles in others:
+        owner, (word,) = tiles["owner"], tiles["announces"]
+        partner = owner % len(here)
+        is_relayed = f"stored in relayed of rank {partner}, which sends on" in tiles["text"]
+        assert is_relayed == (owner not in here)
+        assert word.startswith("relayed_ready" if is_relayed else "partials_ready")
+    sources = [word.split("[")[1] for word in own["awaits"]]
+    assert sources == [f"{peer}]" for peer in (*(one for one in here if one != 1), len(here) + 1)]
+
+
 @pytest.mark.parametrize("op", ["ag_gemm", "gemm_rs", "gemm_ar", "ag_moe", "ag_rms_gemm"])
 def test_sizes_left_out_are_those_of_a_model_whose_plan_is_fused(op, capsys):
     found = explained(capsys, op)

@@ -169,6 +169,7 @@ def _mapped(at: PlanAt, launch: Launch, rank: int, owner: int) -> dict[str, Any]
     parts, sums = at.parts_of(launch), launch.announces[0] if launch.announces else ""
     num_rows = at.rows_of(parts[0], owner) if parts else at.extents_of(rank, launch)[0]
     rows = f"rows 0 … {num_rows - 1}"
+    relayed = next((one for one in launch.announces if at.channels[one].to == "partner"), "")
     by_packet = bool(sums) and at.channels[sums].by == "packet"
     if not parts:
         way = f"packets to {launch.pushes[0]} of all ranks, added to theirs" if by_packet else "own"
@@ -188,10 +189,17 @@ def _mapped(at: PlanAt, launch: Launch, rank: int, owner: int) -> dict[str, Any]
         if owner == rank:
             way = f"its own, added to packets in {boxes}; sums go to all as packets"
         return {"awaits": [], "text": text + way}
+    peers = at.peers(rank)
+    if relayed and owner not in (rank, *at.near(rank)):
+        partner, buffer = at.partner_here(rank, owner), at.channels[relayed].buffer
+        tell = f"{relayed}[{owner}, {rank}]"
+        way = f"stored in {buffer} of rank {partner}, which sends on the node's sum; announced by "
+    elif relayed:
+        peers = [*at.near(rank), *at.partners(rank)]
     if owner != rank:
         words = [tell + one for one in each]
         return {"announces": words, "text": f"{text}{way}{_from_to(words)}"}
-    words = [f"{sums}[{peer}]{one}" for one in each for peer in at.peers(rank)]
+    words = [f"{sums}[{peer}]{one}" for one in each for peer in peers]
     way = f"added to what {', '.join(words)} announce" if words else "its own"
     return {"awaits": words, "text": text + way}
 

@@ -77,12 +77,13 @@ def predict(
 
 
 class _Arrival(NamedTuple):
-    """When something was there, and who had sent it when."""
+    """When something was there, and who had sent it when; when its first part was made."""
 
     at_us: float
     rank: int
     lane: str
     sent_us: float
+    first_us: float = 0.0
 
 
 class _Times(PlanAt):
@@ -145,12 +146,14 @@ class _Times(PlanAt):
             self.signals.append(Signal(what, *sender, rank, lane, last.at_us))
         return self.span(rank, lane, f"wait {what}", now, max(now, last.at_us), "wait")
 
-    def notify(self, key: tuple[Any, ...], sent: float, rank: int, lane: str) -> None:
+    def notify(
+        self, key: tuple[Any, ...], sent: float, rank: int, lane: str, first: float = 0.0
+    ) -> None:
         """Signal `key`: (channel, the rank that waits, ...)."""
         is_far = self.node_of[rank] != self.node_of[key[1]]
         way = self.machine.far_us if is_far else self.machine.signal_us
         way += self.fabric.hop_us * self.is_up(rank, key[1])
-        self.arrived[key] = _Arrival(sent + way, rank, lane, sent)
+        self.arrived[key] = _Arrival(sent + way, rank, lane, sent, first)
 
     def push(self, rank: int, peer: int, nbytes: float, at: float) -> float:
         """Stores to a peer, behind what its link carries already: when they have left."""
@@ -537,7 +540,7 @@ class _Times(PlanAt):
                 to, left = self.partner_here(rank, owner), now
                 if to != rank:
                     left = max(now, self.push(rank, to, nbytes, begun))
-                self.notify((relayed, to, rank, owner), left, rank, PROGRAMS)
+                self.notify((relayed, to, rank, owner), left, rank, PROGRAMS, begun)
             elif is_away:
                 times = 2 if sums.by == "packet" else 1
                 self.send(rank, owner, nbytes * times, begun, now, sums.name)

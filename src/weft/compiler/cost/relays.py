@@ -42,15 +42,16 @@ def relay(times: Any, rank: int, lane: str, start: float, step: Launch) -> Steps
 
 
 def relay_sums(times: Any, rank: int, lane: str, start: float, step: Launch) -> Steps:
-    """Each part of another node's rank that this one adds up: from all ranks of the node, then
-    by its port to that rank."""
-    (taken,), (name,), now, end = step.awaits, step.announces, start, start
+    """Each part of another node's rank that this one adds up: from all ranks of the node, and
+    by its port to that rank, tile by tile while they are made."""
+    (taken,), (name,), now, end, free = step.awaits, step.announces, start, start, start
     here = (rank, *times.near(rank))
     for shard in times.relayed_by(rank):
         nbytes = times.rows_of(times.channels[name], shard) * times.row_bytes(step.reads[0])
         keys = [(taken, rank, peer, shard) for peer in here]
         now = yield from times.wait(rank, lane, now, keys, taken)
-        now += nbytes * len(here) / (RELAYS * times.machine.combine_gbps * 1e3)
-        end = times.push(rank, shard, nbytes, now)
+        begun = max(free, *(times.arrived[key].first_us for key in keys))
+        free = begun + nbytes * len(here) / (RELAYS * times.machine.combine_gbps * 1e3)
+        end = max(now, free, times.push(rank, shard, nbytes, begun))
         times.notify((name, shard, rank), end, rank, LINKS)
     return max(now, end)
