@@ -52,6 +52,8 @@ class Problem(Scaled):
     transports: ClassVar[tuple[str, ...]] = (*gather_schedules.TRANSPORTS, RELAY, UNFUSED, LIBRARY)
     templates: ClassVar[tuple[str, ...]] = schedules.TEMPLATES
     is_summed: ClassVar[bool] = False
+    # The kernel that multiplies waits for rows of others.
+    sends_tiles: ClassVar[bool] = True
     # What its templates and the library take, for messages.
     of_library: ClassVar[str] = ", of one node, and a result of the operands' dtype"
 
