@@ -235,7 +235,11 @@ QUICK = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("case", "is_recorded"), slow_but(QUICK, product(CASES, (False, True))))
+@pytest.mark.parametrize(
+    ("case", "is_recorded"),
+    slow_but(QUICK, product(CASES, (False, True))),
+    ids={False: "eager", True: "recorded"}.get,
+)
 def test_it_queues_what_the_call_queues(case, is_recorded, tmp_path, machine):
     what, config, rows = CASES[case]
     with pytest.MonkeyPatch.context() as unpatched:
