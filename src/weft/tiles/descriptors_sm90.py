@@ -9,26 +9,26 @@ from typing import Any
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
+from weft.base.fields import copied
+from weft.tiles.blocking import TMA_BYTES
+
 
 def descriptor(tensor: Any, block: Sequence[int]) -> TensorDescriptor:
     """A TMA descriptor of a 2-D tensor for blocks of `block`; a kernel takes it as an argument."""
     shape, strides, block = tensor.shape, tensor.stride(), tuple(block)
     key = tensor.dtype, strides, block
     known = _checked.get(key)
-    if known is None or tensor.data_ptr() % ALIGN or 0 in shape:
+    if known is None or tensor.data_ptr() % TMA_BYTES or 0 in shape:
         layout = block_layout(block, tensor.element_size())
         made = TensorDescriptor.from_tensor(tensor, list(block), layout)
-        _checked[key] = {**vars(made), "base": None, "shape": None}
+        _checked[key] = copied(made, base=None, shape=None)
         return made
     # What Triton's checks read is as it was: they take longer than all else.
-    found = object.__new__(TensorDescriptor)
-    vars(found).update(known, base=tensor, shape=shape)
-    return found
+    return copied(known, base=tensor, shape=shape)
 
 
-# Where TMA reads from; by dtype, strides and block what descriptors have but memory and extents.
-ALIGN = 16
-_checked: dict[tuple, dict[str, Any]] = {}
+# By dtype, strides and block: descriptors without memory and extents.
+_checked: dict[tuple, TensorDescriptor] = {}
 
 
 @cache

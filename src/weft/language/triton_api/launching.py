@@ -297,8 +297,8 @@ def _bound(
         enter, leave = hooks.launch_enter_hook, hooks.launch_exit_hook
         enter = enter if getattr(enter, "calls", enter) else None
         leave = leave if getattr(leave, "calls", leave) else None
-        about = kernel.launch_metadata(grid, stream, *given) if enter else None
-        start(*grid, stream, function, *flags, None, None, metadata, about, enter, leave, *given)
+        shown = kernel.launch_metadata(grid, stream, *given) if enter else None
+        start(*grid, stream, function, *flags, None, None, metadata, shown, enter, leave, *given)
 
     return BoundLaunch(launch, about)
 
