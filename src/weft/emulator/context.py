@@ -220,6 +220,8 @@ class RankContext:
             return known
         storage = tensor.untyped_storage()
         base, nbytes = storage.data_ptr(), storage.nbytes()
+        if self.machine.rewrite.keeps_memory:
+            self.memory.kept.append(storage)
         fill = self._fills.pop(storage, None) if initialised else None
         # A view's kernel may also be handed its whole: what counts is the storage.
         whole = tensor.is_contiguous() and tensor.numel() * tensor.element_size() == nbytes

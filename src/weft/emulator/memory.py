@@ -206,6 +206,7 @@ class Memory:
 
     def __init__(self) -> None:
         self._gone: list[_Owner] = []
+        self.kept: list[Any] = []  # owners that stay for as long as this does
         self.packet_segments: set[int] = set()  # those that wrote packets
         # By rank and stream: which packets the stream's works have read.
         self.packet_reads: dict[int, dict[int, Any]] = defaultdict(dict)

@@ -22,9 +22,11 @@ class Rewrite:
     One object may serve many sessions, one after the other.
 
     Units   steps: the scheduler's choices, and points at which there was none, of all sessions so
-            far; most_steps: of one session, which raises NoEnd after so many
+            far; most_steps: of one session, which raises NoEnd after so many; keeps_memory: is
+            nothing freed before the session's end? No address comes twice then
     """
 
+    keeps_memory: bool = False
     steps: int = 0
     most_steps: float = math.inf
 

@@ -14,6 +14,7 @@ from weft.base.report import Report
 from weft.emulator.rewriting import Rewrite
 from weft.verify.mutants import Bounds, Run, search
 from weft.verify.mutants.records import HOST
+from weft.verify.mutants.rewrites import Census
 from weft.verify.mutants.search import shows
 
 BOUNDS = Bounds(schedules=4, census=2, jobs=1)
@@ -31,6 +32,14 @@ def test_every_mutant_of_a_program_that_needs_all_its_signals_is_caught():
     assert all(one.by for one in report.verdicts)
     values = report.to_json()
     assert values["mutants"] == report.caught + len(report.equivalent) and values["missed"] == []
+
+
+@pytest.mark.parametrize(("rewrite", "comes_again"), [(Rewrite(), True), (Census(), False)])
+def test_no_address_comes_twice_where_mutants_are_looked_for(rewrite, comes_again: bool):
+    """Recordings are kept by addresses: which calls are replayed would be chance."""
+    with weft.emulated(1, rewrite=rewrite) as session:
+        (found,) = session.run(lambda: {torch.ones(1 << 22).data_ptr() for _ in range(4)})
+    assert (len(found) < 4) is comes_again
 
 
 def test_mutants_of_one_argument_go_round_all_runs():

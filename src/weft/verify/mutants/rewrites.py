@@ -25,6 +25,10 @@ class Census(Rewrite):
     `mutants` in the order of their kernels' launches; `sites` whose operation was reached.
     """
 
+    # A call at addresses that were seen before is replayed, which is a site of its own: it must not
+    # be reached here and then never again by chance of the allocator.
+    keeps_memory = True
+
     def __init__(self) -> None:
         self.mutants: dict[Mutant, None] = {}
         self.sites: set[Site] = set()
@@ -62,6 +66,8 @@ class Census(Rewrite):
 
 class ToFirstFinding(Rewrite):
     """Changes nothing, and ends a session as soon as it has shown something."""
+
+    keeps_memory = True
 
     def is_enough(self, finding: Finding) -> bool:
         return finding.kind not in SAYS_NOTHING
