@@ -4,6 +4,7 @@ larger ones, and each signal of the kernel dropped or weakened."""
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ from random_programs import global_inputs, of_rank
 import weft
 import weft.ops
 from weft.base.dtypes import tolerance
-from weft.base.errors import UnsupportedError
+from weft.base.errors import IllegalError, UnsupportedError
 from weft.base.target import TARGETS
 from weft.compiler import (
     Compiled,
@@ -30,7 +31,7 @@ from weft.compiler import (
     silu_mul,
 )
 from weft.compiler.lower import kernels
-from weft.ir import device
+from weft.ir import device, device_rules
 from weft.ir.device import Copy, Launch
 from weft.verify.exploration.search import Bounds as Executions
 from weft.verify.exploration.search import Ran, outcome_bytes, search
@@ -40,19 +41,21 @@ from weft.verify.mutants.core_ir import mutations, search_core_ir
 
 SMALL = (16, 16, 16)
 STAGED = {"scattered": "ce_push"}
+# Within the kernel that makes the tiles, by tokens; or behind a launch for each chunk.
+BY_ENGINES = ("ce_push", "ce_parts")
 
 
 def of(*sizes, dtype: str = "float32") -> Tensor:
     return Tensor(dtype, sizes[:-1], sizes[-1])
 
 
-def gemm_rs(k: int, n: int, chunks: int = 1) -> Compiled:
+def gemm_rs(k: int, n: int, chunks: int = 1, by: str = "ce_push") -> Compiled:
     @program(mesh="tp", a=of("m", k, Shard(1)), b=of(k, n, Shard(0)))
     def gemm_rs(a, b):
         return reduce_scatter(a @ b)
 
     return gemm_rs.options(
-        settings=Settings({"product": SMALL}, STAGED, chunks={"scattered": chunks})
+        settings=Settings({"product": SMALL}, {"scattered": by}, chunks={"scattered": chunks})
     )
 
 
@@ -97,11 +100,12 @@ def carries(compiled: Compiled, num_ranks: int, m: int = 64) -> bool:
     return [one.side for one in plan.of(Copy) if one.awaits] == ["owner"]
 
 
+@pytest.mark.parametrize("by", BY_ENGINES)
 @pytest.mark.parametrize(("num_ranks", "chunks"), [(1, 1), (3, 1), (4, 2)])
-def test_products_of_any_number_of_rows(ranks, num_ranks: int, chunks: int):
+def test_products_of_any_number_of_rows(ranks, num_ranks: int, chunks: int, by: str):
     """Ragged parts, parts without rows, one row, none; other sizes between; chunks of columns."""
-    compiled = gemm_rs(5 * num_ranks, 32 * chunks if chunks > 1 else 40, chunks)
-    assert carries(compiled, num_ranks)
+    compiled = gemm_rs(5 * num_ranks, 32 * chunks if chunks > 1 else 40, chunks, by)
+    assert carries(compiled, num_ranks) == (by == "ce_push")
     ranks(lambda: calls(compiled, (70, 1, 70, num_ranks + 1, 0, 33, 70, 70, 70)), num_ranks)
 
 
@@ -148,7 +152,7 @@ def test_a_product_that_is_worked_on_before_its_sum_is_refused_as_with_pushes():
         return reduce_scatter((a @ b) * gate)
 
     facts = Facts({"m": 48}, 2, TARGETS["emu"])
-    for engine in ("sm_push", "ce_push"):
+    for engine in ("sm_push", *BY_ENGINES):
         with pytest.raises(UnsupportedError, match="no hooks are known for matmul then mul"):
             gated.options(settings=Settings(engines={"scattered": engine})).overlapped(facts)
     plan = gated.overlapped(facts).plan
@@ -168,17 +172,19 @@ def one_slot(tmp_path, monkeypatch):
     monkeypatch.setenv("WEFT_CACHE_DIR", str(tmp_path))
 
 
-def test_nothing_is_found_whoever_is_late(one_slot):
-    compiled = gemm_rs(4 * RANKS, 32, chunks=2)
+@pytest.mark.parametrize("by", BY_ENGINES)
+def test_nothing_is_found_whoever_is_late(one_slot, by: str):
+    compiled = gemm_rs(4 * RANKS, 32, 2, by)
     for seed in range(6):
         with weft.emulated(RANKS, seed=seed, collect=True, chooser=chooser_of(seed)) as session:
             session.run(lambda: calls(compiled, (40, 17, 40)))
         assert session.report.ok, str(session.report)
 
 
-def test_in_every_order_nothing_is_found_and_results_are_the_same(one_slot):
+@pytest.mark.parametrize("by", BY_ENGINES)
+def test_in_every_order_nothing_is_found_and_results_are_the_same(one_slot, by: str):
     """Two ranks, a tile for each: one leaves, one stays."""
-    compiled = gemm_rs(2, 1)
+    compiled = gemm_rs(2, 1, by=by)
 
     def main():
         world = weft.init()
@@ -218,13 +224,60 @@ def runs_with(compiled: Compiled):
 
 
 @pytest.mark.slow
-def test_every_mutant_of_the_kernel_is_caught(one_slot):
-    compiled = gemm_rs(6, 32, chunks=2)
+@pytest.mark.parametrize(("by", "count"), [("ce_push", 15), ("ce_parts", 7)])
+def test_every_mutant_of_the_kernel_is_caught(one_slot, by: str, count: int):
+    compiled = gemm_rs(6, 32, 2, by)
     plan = compiled.overlapped(Facts({"m": 70}, RANKS, TARGETS["emu"])).plan
-    (kernel,) = kernels.lower(plan).values()
+    *_, kernel = kernels.lower(plan).values()
     bounds = Bounds(schedules=8, census=2, jobs=1)
     report = search_core_ir(kernel, runs_with(compiled), bounds, subject="carried", ranks=RANKS)
-    assert report.ok and report.caught == len(list(mutations(kernel))) == 15, str(report)
+    assert report.ok and report.caught == len(list(mutations(kernel))) == count, str(report)
+
+
+def test_pieces_are_copied_behind_their_launches_and_looked_for_ahead_of_them():
+    """Nothing waits on a stream but for what was launched before: a recording can hold it."""
+    plan = gemm_rs(8, 32, 2, "ce_parts").overlapped(Facts({"m": 40}, 4, TARGETS["emu"])).plan
+    assert device.parse(device.show(plan)) == plan
+    steps = [
+        f"{one.kernel} {one.piece}" if isinstance(one, Launch)
+        else f"{type(one).__name__} {getattr(one, 'piece', '') or one.stream}" for one in plan.steps
+    ]  # fmt: skip
+    assert steps == [
+        "After send", "Take send", "gemm_rs_multiply_pieces (0, 2)", "After send", "Copy (0, 2)",
+        "gemm_rs_multiply_pieces (1, 2)", "After send", "Copy (1, 2)", "gemm_rs_multiply ()",
+        "After main",
+    ]  # fmt: skip
+
+
+def test_a_piece_that_nobody_copies_is_refused():
+    """Its owner would wait for ever."""
+    plan = gemm_rs(8, 32, 2, "ce_parts").overlapped(Facts({"m": 40}, 4, TARGETS["emu"])).plan
+    copies, launches = plan.of(Copy), [one for one in plan.of(Launch) if one.piece]
+    for gone, verb in ((copies[1], "copied"), (launches[0], "made")):
+        kept = tuple(one for one in plan.statements if one is not gone)
+        with pytest.raises(IllegalError, match=f"staged is {verb} in pieces"):
+            device_rules.require(replace(plan, statements=kept))
+
+
+def test_a_call_by_pieces_is_recorded_and_replayed(ranks):
+    """All of it, copies among it, as one; other numbers each time."""
+
+    def main():
+        world, compiled = weft.init(), gemm_rs(8, 32, 2, "ce_parts")
+        a, b = torch.zeros(40, 4), torch.zeros(4, 32)
+        compiled(a, b, world=world, m=40)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            result = compiled(a, b, world=world, m=40)
+        for number in (1.0, 2.0, 3.0):
+            a.fill_(number + world.rank), b.fill_(2.0)
+            graph.replay()
+            assert result.unique().tolist() == [8.0 * (2 * number + 1)]
+            other = compiled(a, b, world=world, m=40)  # between replays
+            assert torch.equal(other, result)
+        world.close()
+
+    ranks(main, 2)
 
 
 def test_a_plan_is_shown_and_read_back():

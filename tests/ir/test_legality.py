@@ -154,6 +154,7 @@ def test_every_rule_has_a_breach():
             "inside",
             "kernels",
             "packets",
+            "pieces",
             "planned",
             "resident",
             "sends",

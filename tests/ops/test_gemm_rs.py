@@ -93,7 +93,8 @@ def test_results_that_do_not_fit():
     [
         (
             {"transport": "ring"},
-            "transport='ring'; it must be one of sm_push, relay, ce_push, reduce_scatter, nccl",
+            "transport='ring'; it must be one of sm_push, relay, ce_push, ce_parts, "
+            "reduce_scatter, nccl",
         ),
         ({"transport": "ce_push", "chunks": 3}, "chunks=3 of n=2560 columns in tiles of 128"),
         ({"transport": "ce_push", "chunks": 0}, "chunks=0"),
@@ -223,7 +224,7 @@ def test_what_is_taken_on_four_ranks_is_what_was_fastest(shape, transport, tile_
     assert (config.template, config.transport, config.tile_n) == ("sm90", transport, tile_n)
     # A graph might begin with the engine's wait. Of m 512 the fused way took 55.0 us, cuBLAS and
     # weft's reduce_scatter of 1 MB took 26.9 and 22.7 (reduce_scatter_h200x4.json).
-    recorded = "reduce_scatter" if shape[0] == 512 else "sm_push"
+    recorded = "reduce_scatter" if shape[0] == 512 else "ce_parts"
     assert choose(problem, TARGETS["cuda:90"], is_recorded=True).transport == recorded
 
 

@@ -15,10 +15,11 @@ from weft.compiler import dtensors, leading, pipeline
 from weft.compiler.binding import bind
 from weft.compiler.facts import Facts, Settings
 from weft.compiler.lower.kernels import refusal
+from weft.compiler.lower.overlapped import PIECES
 from weft.compiler.passes.tile import tile
 from weft.ir import task_rules
 from weft.ir.device import Launch, Plan
-from weft.ir.task import TRAVELLING, Program, arrives, is_staged
+from weft.ir.task import TRAVELLING, Program, arrives, takes_tokens
 
 LOWERINGS = ("overlapped", "unfused", "persistent")
 # Shapes that a rank remembers calls of.
@@ -247,7 +248,7 @@ class Compiled:
         if key not in self._overlapped:
             representative = facts.representative()
             stages = _that_runs(placed, representative, self.settings)
-            carried = [one.name for one in stages.program.tasks if is_staged(one)]
+            carried = [one.name for one in stages.program.tasks if takes_tokens(one)]
             # What is asked for is had, or refused where it cannot be.
             if carried and not {*carried} & {*self.settings.engines}:
                 chunks = {n: count for n, count in self.settings.chunks.items() if n not in carried}
@@ -301,7 +302,7 @@ def _that_runs(program: Program, facts: Facts, settings: Settings) -> pipeline.S
 
 def _hidden_by(program: Program, launch: Launch) -> str:
     """The collective for whose sake a kernel is fused."""
-    for one in program.of_kernel(launch.kernel):
+    for one in program.of_kernel(launch.kernel.removesuffix(PIECES)):
         if one.kind in TRAVELLING:
             return one.name
         for source in map(program.task, one.operands):

@@ -2,8 +2,9 @@
 
 A `problem` says m, n and k, the dtype, the ranks and their nodes, and which `transports` its
 operator has: sm_push (SMs store tiles to peers), relay (other nodes' to partners on the own node,
-who send one sum on), ce_push (copy engines do), one_shot_ll and two_shot_ll (LL packets, for small
-m), one in which nothing is fused, and the library's.
+who send one sum on), ce_push (copy engines do), ce_parts (they do, behind a launch for each chunk
+of columns), one_shot_ll and two_shot_ll (LL packets, for small m), one in which nothing is fused,
+and the library's.
 """
 
 from __future__ import annotations
@@ -30,6 +31,9 @@ from weft.tiles.blocking import Blocking
 from weft.tiles.hooks import scatter
 
 SM_PUSH, CE_PUSH, RELAY, LIBRARY = "sm_push", "ce_push", "relay", "nccl"
+# Copy engines carry tiles behind the launches that made them: what recordings can have of CE_PUSH.
+CE_PARTS = "ce_parts"
+BY_ENGINES = (CE_PUSH, CE_PARTS)
 # What reaches other nodes.
 FAR = (SM_PUSH, RELAY)
 TEMPLATES = ("plain", "sm90")
@@ -134,6 +138,11 @@ class Config(Schedule):
                 f"transport={self.transport!r} of {dtype}; what packets carry has no scales: take "
                 f"transport={SM_PUSH!r}"
             )
+        if problem.scaling and self.transport == CE_PARTS:
+            yield (
+                f"transport={CE_PARTS!r} of {dtype}; its launches take no scales: take "
+                f"transport={SM_PUSH!r}"
+            )
         is_larger = BLOCK_K % self.tile_n or BLOCK_K % self.tile_k
         if problem.scaling == BLOCKS and is_larger:
             yield (
@@ -156,7 +165,7 @@ class Config(Schedule):
 
     @property
     def is_fused(self) -> bool:
-        return self.transport in (*FAR, CE_PUSH, *PACKETS)
+        return self.transport in (*FAR, *BY_ENGINES, *PACKETS)
 
     @property
     def blocking(self) -> Blocking:
@@ -169,16 +178,19 @@ def fused(problem: Any, target: Target) -> Iterator[Config]:
     relays = can_relay(problem) and target.num_sms > relays_on(target)
     far = (RELAY,) if relays else ()
     if problem.can_use_sm90(target) and not problem.is_empty:
-        found = []
+        found, in_parts = [], []
         # WIDER is predicted to be first at no size of the layers that are read.
         for cut in cuts_of(problem, (gemm_sm90.TURNS, gemm_sm90.WIDE, gemm_sm90.MIDDLE)):
             one = _cut(cut, problem, template="sm90", transport=(*far, SM_PUSH)[0])
             sent = [one]
             if problem.num_ranks <= scatter.MOST_PEERS + 1 and not far:
                 sent.append(replace(one, by_tma=True))
-            for alike in (sent, list(_by_engines(one, problem))):
-                rated = [(_predicted_us(way, problem, target), way) for way in alike]
-                found += sorted(rated, key=lambda rate: rate[0])[:1]
+            alike = [sent]
+            if cut != gemm_sm90.MIDDLE:  # of 144 sizes engines carry it first at two, by 1 %
+                alike.append(list(_by_engines(one, problem, CE_PUSH)))
+                in_parts += _by_engines(one, problem, CE_PARTS)
+            found += [_best(some, problem, target) for some in alike if some]
+        found += [_best(in_parts, problem, target)] if in_parts else []
         yield from (way for _, way in sorted(found, key=lambda rate: rate[0]))
         if not far:
             return
@@ -190,7 +202,14 @@ def fused(problem: Any, target: Target) -> Iterator[Config]:
         one = _cut(replace(cut, tile_m=height), problem)
         yield from (replace(one, transport=way) for way in (*far, SM_PUSH))
         if cut is cuts[0]:
-            yield from _by_engines(one, problem)
+            yield from _by_engines(one, problem, CE_PUSH)
+            yield from [*_by_engines(one, problem, CE_PARTS)][:2][-1:]
+
+
+def _best(alike: Sequence[Config], problem: Any, target: Target) -> tuple[float, Config]:
+    """The one that is predicted to end first, and when."""
+    rated = [(_predicted_us(way, problem, target), way) for way in alike]
+    return min(rated, key=lambda rate: rate[0])
 
 
 def cuts_of(problem: Any, cuts: Sequence[Blocking]) -> Sequence[Blocking]:
@@ -271,13 +290,15 @@ def _cut(cut: Blocking, problem: Any, **more: Any) -> Config:
     return Config(**asdict(cut), group_m=group_m(problem.num_ranks, tiles_m), **more)
 
 
-def _by_engines(one: Config, problem: Any) -> Iterator[Config]:
+def _by_engines(one: Config, problem: Any, by: str) -> Iterator[Config]:
     """The same where copy engines carry tiles, in few chunks or in several."""
-    if CE_PUSH in problem.transports and len(problem.nodes) <= 1 and problem.num_ranks > 1:
+    if by == CE_PARTS and problem.scaling:
+        return
+    if by in problem.transports and len(problem.nodes) <= 1 and problem.num_ranks > 1:
         # Programs of one turn are in one part's tiles.
         together = group_m(1, ceil(problem.rows / one.tile_m))
         for chunks in staged_chunks(problem.n, one.tile_n):
-            yield replace(one, transport=CE_PUSH, chunks=chunks, group_m=together)
+            yield replace(one, transport=by, chunks=chunks, group_m=together)
 
 
 def machine_of(target: Target) -> Hardware:
@@ -299,6 +320,8 @@ def _predicted_us(config: Config, problem: Any, target: Target) -> float:
         return round(relayed_us(one, machine, problem.unfused.op), 3)
     if config.transport == CE_PUSH:
         return round(products.staged_us(one, machine, config.chunks), 3)
+    if config.transport == CE_PARTS:
+        return round(products.in_parts_us(one, machine, config.chunks), 3)
     return round(products.scattered_us(one, machine, by_tma=config.by_tma), 3)
 
 
@@ -354,7 +377,7 @@ def planned(program: Program, config: Schedule, problem: Any, target: Target) ->
     `m` is its one open size: calls of a class of sizes get one plan."""
     is_far = config.transport == SM_PUSH and len(problem.nodes) > 1
     engine = "sm_put" if is_far else config.transport
-    chunks = config.chunks if config.transport == CE_PUSH else 0
+    chunks = config.chunks if config.transport in BY_ENGINES else 0
     return planned_by(program, config, engine, problem, target, chunks)
 
 

@@ -73,6 +73,8 @@ FUNCTIONS = {
     "gather": ("order", ("mapping",)),
     "scatter": ("order", ("mapping",)),
     "part_by_part": ("order", ("mapping",)),
+    "other_parts": ("order", ("mapping",)),  # of these other ranks' tiles
+    "own_part": ("order", ("mapping",)),
     "exchange": ("order", ("mapping",)),  # own rows, of which each rank owns some columns
     "split_k": ("order", ()),  # all tiles, with one split of what they sum over at a time
     # The same node by node, where ranks lie on several.
@@ -118,6 +120,7 @@ FUNCTIONS = {
     "store_own": ("emit", ("operand", "mapping")),
     "store_slots": ("emit", ("pointer",)),
     "stage": ("emit", ("operand", "mapping")),  # another rank's tile, where an engine fetches it
+    "stage_piece": ("emit", ("operand", "mapping")),  # where it does so when the launch is over
     "push": ("emit", ("pointer", "mapping")),
     "push_near": ("emit", ("pointer", "mapping")),  # to owners on this node
     "push_partner": ("emit", ("pointer", "mapping", "number")),  # to who adds up for others

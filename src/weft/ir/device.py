@@ -153,7 +153,8 @@ class Copy:
     side=parts: of own `source`, which has all ranks' rows, each peer's into that one's `target`,
     where each rank's are some columns;
     side=owner: of own `source` each peer's part into that one's `target`, where it lies by source.
-    Each chunk waits for its token of `awaits`, if there are any: the stream does, and no SM.
+    Each chunk waits for its token of `awaits`, if there are any: the stream does, and no SM. With
+    `piece`, (chunk, chunks), it is of one chunk of columns, which a launch before it has made.
     """
 
     source: str
@@ -162,6 +163,7 @@ class Copy:
     announces: str
     stream: str = "copy"
     awaits: str = ""
+    piece: tuple[int, ...] = ()
     place: Place = UNKNOWN
 
 
@@ -192,7 +194,8 @@ class Launch:
 
     `pushes` are the buffers that it writes on other ranks; `body` is what it computes, in order.
     `tile` is (rows, columns, k) of a product, else (rows, columns); `order` is a swizzle's name.
-    `spare` SMs are left free of a resident grid; `split_k` programs share one tile's sum.
+    `spare` SMs are left free of a resident grid; `split_k` programs share one tile's sum. `piece`
+    is (chunk, chunks): of a product that chunk of the columns, and all other ranks' rows.
     """
 
     kernel: str
@@ -211,6 +214,7 @@ class Launch:
     split_k: int = 1
     takes: bool = False
     gives: bool = False
+    piece: tuple[int, ...] = ()
     place: Place = UNKNOWN
 
 
@@ -255,7 +259,7 @@ class Access(NamedTuple):
     """What a step does with a buffer; `far` says that it is also another rank's.
 
     `rows`: of the rank in whose memory they lie only its own, only others', or all; of others only
-    those of its node (near), or sums of other nodes (far).
+    those of its node (near), or sums of other nodes (far); or some columns of them, a piece.
     """
 
     buffer: str
@@ -265,15 +269,27 @@ class Access(NamedTuple):
 
     def meets(self, other: Access) -> bool:
         """Is it of the same bytes?"""
-        apart = {self.rows, other.rows} in ({"own", "others"}, {"near", "far"})
+        both = {self.rows, other.rows}
+        apart = both in ({"own", "others"}, {"near", "far"})
+        apart = apart or (len(both) == 2 and all(one.startswith(PIECE) for one in both))
         return self.buffer == other.buffer and not apart
+
+
+# What rows are called of which a step has one chunk of columns.
+PIECE = "piece "
+
+
+def piece_of(step: Copy | Launch) -> str:
+    """As `Access.rows` names it; "all" where a step has no piece."""
+    return PIECE + text.value(step.piece) if step.piece else "all"
 
 
 def accesses(step: Step) -> list[Access]:
     """The buffers that a step reads and writes."""
     if isinstance(step, Copy):
         if step.side == "owner":
-            return [Access(step.source, False), Access(step.target, True, True)]
+            rows = piece_of(step)
+            return [Access(step.source, False, rows=rows), Access(step.target, True, True, rows)]
         if step.side == "parts":
             return [Access(step.source, False), Access(step.target, True, True, "others")]
         return [Access(step.source, False, rows="own"), Access(step.target, True, True, "others")]
@@ -283,6 +299,8 @@ def accesses(step: Step) -> list[Access]:
         reads = [Access(name, False) for name in step.reads]
         kinds = {do.kind for do in step.body} if isinstance(step, Launch) else set()
         rows = "own" if kinds and kinds <= set(OWN_ROWS) else "all"
+        if isinstance(step, Launch) and step.piece:
+            rows = piece_of(step)
         return [*reads, *[Access(name, True, rows=rows) for name in step.writes], *pushes]
     return []
 

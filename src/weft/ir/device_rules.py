@@ -26,6 +26,7 @@ from weft.ir.device import (
     Launch,
     Plan,
     Step,
+    Take,
     accesses,
     announced,
     are_apart,
@@ -246,15 +247,33 @@ def _tokens(plan: Plan) -> Iterator[tuple[str, Place]]:
             continue
         if step.awaits in tokens:
             taken_by[step.awaits].append(i)
-        if (step.side == "owner") != bool(step.awaits):
+        if (step.side == "owner") != bool(step.awaits or step.piece):
             message = (
                 f"copy of {step.source} has side={step.side}, awaits={step.awaits or 'nothing'}"
             )
-            yield f"{message}: what tiles leave for owners, and that alone, has tokens", step.place
+            yield (
+                f"{message}, piece={step.piece}: what tiles leave for owners, and that alone, has "
+                "tokens or is a piece", step.place,
+            )  # fmt: skip
         if tokens.get(step.awaits, step.source) != step.source:
             message = f"copy of {step.source} takes {step.awaits}, a token of {tokens[step.awaits]}"
             yield f"{message}: it must be of what is copied", step.place
     yield from _turns(plan, set_by, taken_by)
+
+
+def _pieces(plan: Plan) -> Iterator[tuple[str, Place]]:
+    """Of a buffer that is made and copied chunk by chunk each is made once and copied once."""
+    steps = [one for one in plan.steps if isinstance(one, Copy | Launch) and one.piece]
+    names = {name: one for one in steps if isinstance(one, Launch) for name in one.writes}
+    names |= {one.source: one for one in steps if isinstance(one, Copy)}
+    for name, first in names.items():
+        wanted = [(chunk, first.piece[-1]) for chunk in range(first.piece[-1])]
+        made = sorted(one.piece for one in steps if isinstance(one, Launch) and name in one.writes)
+        copied = sorted(one.piece for one in steps if isinstance(one, Copy) and name == one.source)
+        for verb, found in (("made", made), ("copied", copied)):
+            if found != wanted:
+                message = f"{name} is {verb} in pieces {text.value(tuple(found))}"
+                yield f"{message}; it has {text.value(tuple(wanted))}, each once", first.place
 
 
 def _turns(
@@ -337,11 +356,12 @@ def _credits(plan: Plan) -> Iterator[tuple[str, Place]]:
             message = f"{text.word(type(steps[i - 1]))} writes the slot before credits are taken"
             yield f"{message}: other ranks may still read what it held", steps[i - 1].place
     for i in {*users, *takers}:
-        if isinstance(steps[i - 1], Launch) and not moments.order.before(
+        if isinstance(steps[i - 1], Launch | Take) and not moments.order.before(
             [Moment(0, "end")], [Moment(i, "begin")]
         ):
-            message = f"a launch on stream {steps[i - 1].stream} may be ahead of the caller's, and "
-            message += "takes the last call's number for this one's"
+            word, stream = text.word(type(steps[i - 1])), steps[i - 1].stream
+            message = f"a {word} on stream {stream} may be ahead of the caller's work, and takes "
+            message += "the last call's number for this one's"
             yield f"{message}: it must come after the stream main", steps[i - 1].place
     givers = [i for i, step in enumerate(steps, 1) if getattr(step, "gives", False)]
     if len(givers) != 1:
@@ -411,6 +431,8 @@ RULES = (
     Rule("inside", "programs of one launch know of each other by signals alone", _inside,
          "signalled"),
     Rule("tokens", "a stream waits where only the host's order says what comes first", _tokens,
+         "signalled"),
+    Rule("pieces", "who waits for all chunks waits for ever for one that nobody sends", _pieces,
          "signalled"),
     Rule("cycles", "all ranks run this plan: what waits for itself hangs", _cycles, "order"),
     Rule("resident", "a program that is not there yet announces nothing", _resident, "order"),

@@ -36,7 +36,8 @@ from weft.ir.tensor import (
 
 STAGES = ("traced", "placed", "fused", "tiled", "planned")
 # What carries a collective that is part of a kernel. ce_push: pushes by copies on a stream of their
-# own, of sums from the staging buffer that tiles are stored in; sm_push: stores of SMs; sm_put:
+# own, of sums from the staging buffer that tiles are stored in; ce_parts: the same, each chunk
+# behind a launch of its own, which a recording can hold; sm_push: stores of SMs; sm_put:
 # wl.put with signals, which reaches other nodes; relay: the same once to each node, where a partner
 # passes rows on, by a kernel on a stream of its own; one_shot_ll: LL packets, stores of which each
 # carries its flag, to all ranks; two_shot_ll: to the ranks that own the rows, and back; feed: puts
@@ -44,7 +45,7 @@ STAGES = ("traced", "placed", "fused", "tiled", "planned")
 # and need neither rows on the heap nor ranks that meet first.
 ENGINES = {
     "all_gather": ("ce_push", "sm_push", "relay", "sm_put", "feed", "pushers", "one_shot_ll"),
-    "reduce_scatter": ("sm_push", "relay", "sm_put", "ce_push"),
+    "reduce_scatter": ("sm_push", "relay", "sm_put", "ce_push", "ce_parts"),
     "all_reduce": ("sm_push", "relay", "sm_put", "one_shot_ll", "two_shot_ll"),
     "all_to_all": ("sm_push", "ce_push"),
 }
@@ -188,7 +189,12 @@ def is_staged(task: Task) -> bool:
 
 
 def is_staged_by(kind: str, engine: str) -> bool:
-    return kind == "reduce_scatter" and engine == "ce_push"
+    return kind == "reduce_scatter" and engine in ("ce_push", "ce_parts")
+
+
+def takes_tokens(task: Task) -> bool:
+    """Do these engines begin while the kernel runs that makes the tiles? No recording has that."""
+    return is_staged(task) and task.engine == "ce_push"
 
 
 def are_alike(columns: Size, chunks: int, width: int) -> bool:

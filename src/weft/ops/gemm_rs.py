@@ -7,8 +7,8 @@ shares travel in the result's dtype, and are added in the order rank + 1, + 2, .
 Plan    the compiler's, of `gemm_rs` below (`weft explain gemm_rs`): tiles of the other ranks' rows
         come first and travel beneath the products behind them; own ones last, which add the others'
         shares. sm_push: SMs store tiles to their owner; relay: other nodes' to a partner on this
-        one, from where one sum crosses, by a kernel beside it; ce_push: copy engines carry chunks
-        of columns; reduce_scatter and nccl: cuBLAS, then weft's own or the library's
+        one, from where one sum crosses, by a kernel beside it; ce_push, and recorded ce_parts: copy
+        engines carry chunks of columns; reduce_scatter, nccl: cuBLAS, then weft's or the library's
 Signals the plan's: a word for each own tile and source, or for each chunk that engines carry
 Limits  A is row-major and has the same m and k's dtype on all ranks; B is [k, n] or a transposed
         [n, k]; the template for Hopper needs one node or relays, and of fp8 b as [n, k]
@@ -27,7 +27,7 @@ from weft.base.card import Op, Trial, trials
 from weft.base.target import Target
 from weft.compiler import frontend, schedules
 from weft.compiler.buckets import by_bucket
-from weft.compiler.schedules import CE_PUSH, LIBRARY, RELAY, SM_PUSH, Config, predict
+from weft.compiler.schedules import CE_PARTS, CE_PUSH, LIBRARY, RELAY, SM_PUSH, Config, predict
 from weft.ops import _baselines
 from weft.ops.reduce_scatter import Problem as ReduceScatter
 from weft.plan import operations, scales, summed
@@ -55,7 +55,7 @@ class Problem(summed.Problem):
     """m rows over all ranks, n columns and k of each rank; a rank's result is its shard."""
 
     op = "gemm_rs"
-    transports = (SM_PUSH, RELAY, CE_PUSH, UNFUSED, LIBRARY)
+    transports = (SM_PUSH, RELAY, CE_PUSH, CE_PARTS, UNFUSED, LIBRARY)
     program, unfused = staticmethod(program), ReduceScatter
 
     def result_rows(self, rank: int) -> tuple[int, int]:
@@ -74,8 +74,8 @@ def candidates(problem: Problem, target: Target) -> Iterator[Config]:
 
 @by_bucket
 def choose(problem: Problem, target: Target, is_recorded: bool = False) -> Config:
-    """What nothing was measured of: copies by engines cannot be recorded."""
-    refused = CE_PUSH if is_recorded else None
+    """What nothing was measured of: engines that begin within a kernel cannot be recorded."""
+    refused = CE_PUSH if is_recorded else CE_PARTS
     way = next(one for one in candidates(problem, target) if one.transport != refused)
     us = predict(problem, target, way) if way.is_fused else None
     pays = schedules.pays(us, problem, target, UNFUSED, is_recorded)
@@ -133,18 +133,18 @@ op = Op(
     summary="out = rows of this rank of sum(A[m, k] @ B[k, n] over ranks)",
     problem=Problem,
     reference=reference,
-    candidates=candidates, choose=choose, predict=predict,
+    candidates=candidates, choose=choose, predict=predict, baselines=_baselines.GEMM_RS,
     may_differ=lambda one, other: one == other or CE_PUSH == one.transport != other.transport,
     trials=(
         *trials({"m": 56, "n": 24, "k": 16}),
         # More tiles than one to a rank, of which the last has no rows.
         Trial((2,), {"m": 70, "n": 40, "k": 16}, SM_PUSH),
         # Words may be those of another chunk where the next call has more.
-        Trial((3,), {"m": 56, "n": 32, "k": 16}, CE_PUSH, calls=(2, 0) * 3, configs=CHUNKS),
+        *(Trial((3,), {"m": 56, "n": 32, "k": 16}, by, calls=(2, 0) * 3, configs=CHUNKS)
+          for by in (CE_PUSH, CE_PARTS)),
     ),
     awkward_shapes=((4, {"m": 388, "n": 96, "k": 64}), (3, {"m": 291, "n": 70, "k": 50}),
                     *summed.AWKWARD_SHAPES),
-    baselines=_baselines.GEMM_RS,
     backward=("ag_gemm", "ag_wgrad"), composed=(UNFUSED,),
     **summed.card(Problem, run),
 )  # fmt: skip

@@ -69,6 +69,10 @@ class KernelLaunch:
         """What it reads by rows that lie one behind the other."""
         return self.launch.reads
 
+    def of(self, step: Launch) -> KernelLaunch:
+        """That of a step of the plan: there may be several, of one kernel."""
+        return self
+
     def at(self, sized: Any) -> KernelLaunch | None:
         """The same launch of the plan at other sizes, of rows alone, by what this one knows of it;
         None where that is nothing."""

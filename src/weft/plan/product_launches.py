@@ -15,6 +15,7 @@ from weft.base.fields import copied
 from weft.base.parts import full_part, part_of
 from weft.compiler import layouts, schedules
 from weft.compiler.lower import compose, kernels, signature, source
+from weft.compiler.lower.overlapped import PIECES
 from weft.ir import core
 from weft.ir.device import Launch, puts_far, scales_of
 from weft.ir.schedule import PUSHERS, Schedule
@@ -73,10 +74,14 @@ class Product(KernelLaunch):
         if self.is_sliced:
             self.k //= plan.world.num_ranks
         self.is_whole = mapping.cuts == "whole" or self.is_sliced
-        # Of a part's columns, where engines carry them.
-        tokens = [plan.channels[one] for one in launch.announces
-                  if plan.channels[one].to == "engine"]  # fmt: skip
-        self.chunks = plan.chunks_of(tokens[0]) if tokens else 0
+        # Of a part's columns, where engines carry them; of launches that have one each.
+        carried = [plan.channels[one] for one in (*launch.announces, *launch.awaits)
+                   if plan.channels[one].to == "engine" or launch.order == "own_part"]  # fmt: skip
+        self.chunks = plan.chunks_of(carried[0]) if carried else 0
+        self.pieces = self.chunks if launch.order == "own_part" else 0
+        if launch.piece:
+            self.pieces = launch.piece[1]
+            self.n //= self.pieces
         target, extents = plan.world.target, max(self.plain_tile)
         can_use_tma = launches.can_use_tma(self, self.itemsize, target, out_itemsize)
         self.tma = can_use_tma and extents <= blocking.TMA_EXTENT
@@ -118,6 +123,10 @@ class Product(KernelLaunch):
         self._takes_groups = "groups" in [one.name for one in params]
         self._set_grid(target)
 
+    def of(self, step: Launch) -> Product:
+        """This launch, or that of another piece."""
+        return copied(self, launch=step) if step.piece else self
+
     def at(self, sized: SizedPlan) -> Product:
         rows = sized.shape(self.launch.writes[0] if self.is_exchange else self.left)[0]
         found = copied(self, m=rows)
@@ -143,7 +152,7 @@ class Product(KernelLaunch):
             group_m = max(1, min(MOST_GROUPED, self._rank_rows // tile_m))
         else:
             # Programs of one turn are in one part's tiles where engines carry them.
-            sharing = 1 if self.chunks else ranks
+            sharing = 1 if self.chunks or self.pieces else ranks
             group_m = schedules.group_m(sharing, ceil(self._rank_rows / tile_m))
         pushers = min(PUSHERS, target.num_sms - self.launch.spare) if self.pushed else 0
         cut = (tile_m, tile_n, tile_k, group_m)
@@ -158,15 +167,17 @@ class Product(KernelLaunch):
         ranks, programs = self.world.num_ranks, max(1, target.num_sms - self.launch.spare)
         tiles_m = ceil(self._rank_rows / tile_m)
         rows_of_tiles = ceil(self.m / tile_m) if self.is_whole else ranks * tiles_m
+        if self.pieces:
+            rows_of_tiles = tiles_m * (ranks - 1 if self.launch.piece else 1)
         tiles = rows_of_tiles * ceil(self.n / tile_n)
-        name, one = self.launch.kernel, self.schedule
+        name, one = self._title, self.schedule
         pushers = min(one.pushers, programs) if self.pushed else 0
         grid = programs if self.is_sm90 else max(1, min(tiles + pushers, programs))
         self.grid = (grid, 1, 1)
         if self.is_sm90:
             elements = tile_scheduler.partial_elements(tile_m, tile_n, grid, one.first_wave)
             self.buffers = {f"{name}_sums": ((elements,), torch.float32)}
-            words = tile_scheduler.partial_flags(grid, one.first_wave)
+            words = tile_scheduler.partial_flags(grid, one.first_wave) * (1 + self.pieces)
             self.signals = {f"{name}_summed": (words, torch.int64)}
         if self.pushed:
             self.signals = {**self.signals, self._fed: (ranks * self.pushed, torch.int32)}
@@ -203,10 +214,10 @@ class Product(KernelLaunch):
         ]
         cut = (split if self.is_whole else self.parts, self.turns)
         block = self._block()
-        name, extents = self.launch.kernel, self.tile
+        name, extents = self._title, self.tile
         if is_sm90:
             stages = self.schedule.num_stages
-            sums = (getattr(slot, f"{name}_sums"), getattr(slot, f"{name}_summed"))
+            sums = (getattr(slot, f"{name}_sums"), self._summed(getattr(slot, f"{name}_summed")))
             rest = (self.world.arg, *extents, stages, self.b_is_nk, block)
             first = self.variants.arranged(arguments, self._peers(bound))
             given = (*first, *sums, slot.arg, shape, *cut, *rest)
@@ -222,6 +233,19 @@ class Product(KernelLaunch):
             warps, stages = PLAIN_WARPS, PLAIN_STAGES
         options = {"num_warps": warps, "num_stages": stages}
         return Start(self.variants.plain, self.grid, given, options)
+
+    @property
+    def _title(self) -> str:
+        """What arrays of its own are called; launches behind each other share them."""
+        return self.launch.kernel.removesuffix(PIECES)
+
+    def _summed(self, words: torch.Tensor) -> torch.Tensor:
+        """Those of this launch: they hold the call's epoch, which is one for all launches of it."""
+        if not self.pieces:
+            return words
+        place = self.launch.piece[0] if self.launch.piece else self.pieces
+        each = tile_scheduler.partial_flags(self.grid[0], self.schedule.first_wave)
+        return words[place * each : (place + 1) * each]
 
     @property
     def _fed(self) -> str:
@@ -260,6 +284,8 @@ class Product(KernelLaunch):
         """A pointer, or a descriptor for the blocks in which the template reads or stores it."""
         tensor = bound[self._homes[one.name]]
         result = self.launch.writes[0]
+        if self.launch.piece and one.name in (self.right, result):
+            tensor = self._piece_of(tensor, one.name == result)
         if one.name == f"own_{result}":
             tensor = tensor[slice(*part_of(self.m, self.world.rank, self.world.num_ranks))]
         if self.is_sliced and one.name == self.left:
@@ -284,6 +310,13 @@ class Product(KernelLaunch):
             return describe(tensor, (tile_m, tile_k))
         chunk = launches.chunk_of(tile_m, tile_n, self.itemsize) if is_sm90 else (tile_m, tile_n)
         return describe(tensor, chunk)
+
+    def _piece_of(self, tensor: torch.Tensor, is_staged: bool) -> torch.Tensor:
+        """Its chunk of B's columns, or of what is staged, where a chunk lies in one piece."""
+        chunk, chunks = self.launch.piece
+        if is_staged:
+            return tensor.view(chunks, -1, self.n)[chunk]
+        return tensor[:, chunk * self.n : (chunk + 1) * self.n]
 
     def _spares(self, is_result: bool) -> tuple[str, ...]:
         """Buffers as wide as an operand that may have no rows here."""

@@ -20,6 +20,7 @@ from weft.base.errors import CallOrderError, OutOfMemoryError, UnsupportedError,
 from weft.base.fields import copied
 from weft.compiler import layouts
 from weft.compiler.lower import kernels, unfused
+from weft.compiler.lower.overlapped import PIECES
 from weft.compiler.lower.row_kernels import is_alone
 from weft.ir import device
 from weft.ir.device import After, Call, Copy, Launch, Plan, Take, Wait
@@ -198,6 +199,8 @@ class PlanRunner:
         """The plan's launches of generated kernels, by the kernel's name."""
         found = {}
         for launch in self.plan.of(Launch):
+            if launch.kernel in found:  # of another piece
+                continue
             known = like and like._launches.get(launch.kernel)
             one = known.at(self.sized) if known else None
             one = one or _launch_of(self.sized, launch, tensors, self.stages)
@@ -561,7 +564,7 @@ def _launch_of(
     sized: SizedPlan, launch: Launch, tensors: Mapping[str, Any], stages: Any
 ) -> KernelLaunch | None:
     """A launch of a generated kernel; None of another one."""
-    schedule = stages.schedules.get(launch.kernel)
+    schedule = stages.schedules.get(launch.kernel.removesuffix(PIECES))
     if launch.template == "small":
         kind = GatheredProduct if launch.body[0].kind == "all_gather" else SmallProduct
         return kind(sized, launch, tensors, schedule)

@@ -111,11 +111,16 @@ class Transfers:
         self, step: Copy, bound: Mapping[str, torch.Tensor], slot: Any
     ) -> Iterator[Move]:
         """Of what tiles leave here each rank's part to that rank, in the order in which tiles are
-        multiplied: each chunk behind its token, its rows, then the word that says so.
+        multiplied: each chunk behind its token, its rows, then the word that says so. Of a piece
+        one chunk of each part, all there.
 
-        Shapes  staged: by owner and chunk, rows of whole tiles; partials: by source and chunk;
-                signals by rank and chunk, of `arrived` the owner's, by source, the others own ones
+        Shapes  staged: by owner and chunk, of pieces by chunk and owner, rows of whole tiles;
+                partials: by source and chunk; signals by rank and chunk, of `arrived` the owner's,
+                by source, the others own ones
         """
+        if step.piece:
+            yield from self._piece_to_owners(step, bound, slot)
+            return
         if not step.awaits:
             title = self.sized.plan.name
             message = f"{title}: a copy of {step.source} to owners takes no tokens"
@@ -140,3 +145,23 @@ class Transfers:
                 if end > first:
                     yield Move(theirs[rank, chunk, : end - first], staged[mine, : end - first])
                 yield Move(there[word : word + 1], flags[mine : mine + 1], is_word=True)
+
+    def _piece_to_owners(
+        self, step: Copy, bound: Mapping[str, torch.Tensor], slot: Any
+    ) -> Iterator[Move]:
+        """The word that is copied behind the rows is the one that this rank has set to e."""
+        (chunk, chunks), (ranks, rank) = step.piece, (self.world.num_ranks, self.world.rank)
+        split = self.sized.split(self.sized.channels[step.announces])
+        words = self.memory.signals_of(slot, step.announces)
+        staged, partials = bound[step.source], bound[step.target]
+        _, rows, columns = partials.shape
+        staged = staged.view(chunks, ranks, staged.shape[1], columns // chunks)[chunk]
+        partials = partials.view(ranks, chunks, rows, columns // chunks)
+        owners = [(rank + hop) % ranks for hop in range(1, ranks)]
+        word = slice(rank * chunks + chunk, rank * chunks + chunk + 1)
+        targets = zip(owners, self.world.peers(partials, owners), self.world.peers(words, owners))
+        for owner, theirs, there in targets:
+            first, end = rows_of_rank(owner, split)
+            if end > first:
+                yield Move(theirs[rank, chunk, : end - first], staged[owner, : end - first])
+            yield Move(there[word], words[word], is_word=True)

@@ -143,11 +143,11 @@ def emit_halves(
     if is_right:
         _emit_chunks(at, right, row, left_column, own_row, half, True, others, chunks, emit,
                      emit_args, combine, combine_args, scaled, tile.n, chunk_n, 1, traced, unit,
-                     me)  # fmt: skip
+                     me, half)  # fmt: skip
         if rest is not None:
             _emit_chunks(at, rest, row, left_column, own_row, 2 * half, True, others, chunks, emit,
                          emit_args, combine, combine_args, scaled, tile.n, chunk_n, 1, traced, unit,
-                         me)  # fmt: skip
+                         me, half)  # fmt: skip
 
 
 @gluon.jit
@@ -155,10 +155,12 @@ def _emit_chunks(
     at, value, row, left_column, own_row: gl.constexpr, inside: gl.constexpr, lacks: gl.constexpr,
     others, chunks, emit: gl.constexpr, emit_args, combine: gl.constexpr, combine_args, scaled,
     tile_n, chunk_n: gl.constexpr, first_left: gl.constexpr, traced, unit, me: gl.constexpr,
+    begins: gl.constexpr = 0,
 ):  # fmt: skip
     """Halve the columns until they are a chunk.
 
     `inside` is the first column of `value` within its tile; it `lacks` the others' sums, or not.
+    Of those that the caller emits the first column is `begins`.
     """
     tile_m: gl.constexpr = value.shape[0]
     value_n: gl.constexpr = value.shape[1]
@@ -175,17 +177,17 @@ def _emit_chunks(
         left, right = _halves(value)
         _emit_chunks(at, left, row, left_column, own_row, inside, still, others, chunks, emit,
                      emit_args, combine, combine_args, scaled, tile_n, chunk_n, first_left,
-                     traced, unit, me)  # fmt: skip
+                     traced, unit, me, begins)  # fmt: skip
         _emit_chunks(at, right, row, left_column, own_row, inside + half, still, others, chunks,
                      emit, emit_args, combine, combine_args, scaled, tile_n, chunk_n, first_left,
-                     traced, unit, me)  # fmt: skip
+                     traced, unit, me, begins)  # fmt: skip
     else:
         if scaled is not None:
             value = value * scales_of_columns(scaled, inside, value)[None, :]
         if combine is not None:
             value = combine(
                 at,
-                Cells(row, left_column + inside, own_row, inside == 0),
+                Cells(row, left_column + inside, own_row, inside == begins),
                 value,
                 combine_args,
             )

@@ -253,9 +253,9 @@ def engines_of(collective: Task, shape: Product, facts: Facts) -> Iterator[str]:
             continue  # nobody to pass rows on to, or no SM that would
         if (engine in ("sm_put", "relay")) != is_far:
             continue  # stores and copies reach one domain; puts are for others
-        by_copies = engine == "ce_push"
+        by_copies = engine in ("ce_push", "ce_parts")
         if not arrives(collective):
-            if by_copies and (facts.is_recorded or collective.kind == "all_to_all"):
+            if engine == "ce_push" and (facts.is_recorded or collective.kind == "all_to_all"):
                 continue  # of a graph's branches none is sure to begin before another
         elif by_copies and (facts.num_ranks == 1 or facts.target.num_sms < 2):
             continue  # nothing to copy, or no SM for what waits beside the product
@@ -405,7 +405,8 @@ def predicted_us(
             us *= products.of_few_rows(shape.m)
     elif is_staged_by(collective.kind, engine):
         assert isinstance(chunks, int)
-        us = products.staged_us(shape, machine, chunks)
+        ends = products.staged_us if engine == "ce_push" else products.in_parts_us
+        us = ends(shape, machine, chunks)
     elif engine == "relay":
         us = relayed_us(shape, machine, collective.kind)
     elif arrives(collective):

@@ -19,7 +19,7 @@ from weft.base.fabric import Fabric
 from weft.base.hardware import Hardware
 from weft.base.parts import full_part
 from weft.base.schedule import LINKS, PROGRAMS, Schedule, Signal, Span
-from weft.compiler.cost import exchanges, libraries, relays
+from weft.compiler.cost import exchanges, libraries, pieces, relays
 from weft.compiler.cost.alike import CALL, STEP, Arrivals, classes
 from weft.compiler.cost.plan_at import PlanAt, brings_rows, product_of
 from weft.compiler.cost.products import (
@@ -219,8 +219,9 @@ class _Times(PlanAt):
         where a kernel makes what is copied."""
         channel, machine = self.channels[step.announces], self.machine
         chunks, row_bytes = self.chunks_of(channel), self.row_bytes(step.source)
-        peers = self.peers(rank) if step.awaits else self.peers(rank)[::-1]
-        turns = list(pairs(peers, range(chunks)))
+        is_by_columns = bool(step.awaits or step.piece)
+        peers = self.peers(rank) if is_by_columns else self.peers(rank)[::-1]
+        turns = list(pairs(peers, step.piece[:1] or range(chunks)))
         if step.side == "parts":  # a chunk to all before the next
             turns.sort(key=lambda one: one[1])
         for peer, chunk in turns:
@@ -230,11 +231,14 @@ class _Times(PlanAt):
                 # A part without rows has no tiles here that could set its token.
                 keys = [(step.awaits, rank, peer, chunk)] if rows else []
                 start = yield from self.wait(rank, lane, now, keys, step.awaits)
+            if is_by_columns:
                 nbytes = row_bytes / chunks
             else:
                 each = max(1, ceil(self.rows_of(channel, 0) / chunks))
                 rows = max(0, min(each, rows - chunk * each))
-            start = max(start, self.engine_free[rank]) + machine.token_us * bool(step.awaits)
+            # Behind a launch its last tiles' way to the engine, once; behind tiles that of each.
+            late = step.awaits or (step.piece and peer == peers[0])
+            start = max(start, self.engine_free[rank]) + machine.token_us * bool(late)
             end = start
             if rows:
                 end += machine.copy_us + us(rows * nbytes, machine.copy_gbps)
@@ -305,6 +309,10 @@ class _Times(PlanAt):
             if gathered.to == "owner":
                 by = partial(exchanges.slices, self)
             end = yield from by(rank, start, step, gathered)
+        elif step.piece:
+            end = pieces.others(self, rank, start, step)
+        elif step.order == "own_part":
+            end = yield from pieces.own(self, rank, start, step, self.parts_of(step)[0])
         elif brings_rows(step):
             end = yield from self.gather_packets(rank, start, step)
         elif self.parts_of(step):

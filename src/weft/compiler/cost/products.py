@@ -421,6 +421,12 @@ def sliced_us(product: Product, machine: Hardware, engine: str, chunks: int) -> 
 
 # Of a part's columns, where engines carry them.
 STAGED_CHUNKS = (1, 2, 4)
+# What the tiles of a launch wait for that comes right behind another one: with the last one's way
+# out 6 us (decision 024).
+FIRST_OPERANDS_US = 1.8
+# No GPU has run such launches yet: predictions of other ways are so far off on average, and one
+# that was read is taken before them where they are nearer than that.
+NOT_READ = 1.06
 
 
 def staged_us(product: Product, machine: Hardware, chunks: int) -> float:
@@ -453,6 +459,42 @@ def staged_us(product: Product, machine: Hardware, chunks: int) -> float:
     for last in arrived[-chunks:]:
         end = max(end + chunk_us, last + left_us) + added_us / chunks
     return end + machine.end_us
+
+
+def in_parts_us(product: Product, machine: Hardware, chunks: int) -> float:
+    """The same where each chunk of all other ranks' columns is a launch of its own, behind which
+    copy engines carry it; own rows are the last launch."""
+    ranks, is_wide = product.num_ranks, product.tile[1] > 128
+    added_us = combine_us(
+        product, machine, machine.wide_sums_gbps if is_wide else machine.sums_gbps
+    )
+    own_us = parts_us(product, machine, 1, 1)
+    if ranks == 1:
+        return own_us + machine.end_us
+    piece_us = parts_us(product, machine, ranks - 1, chunks)
+    piece_us += machine.push_us + FIRST_OPERANDS_US + machine.end_us
+    copies_us = machine.copy_us + machine.word_us
+    copies_us += product.rows * product.n * product.itemsize / chunks / machine.copy_gbps / 1e3
+    end, at, arrived = 0.0, 0.0, []
+    for _ in range(chunks):
+        end += piece_us
+        at = max(at, end + machine.token_us) + (ranks - 1) * copies_us
+        arrived.append(at)
+    # A tile waits when it is multiplied: a round of all programs is behind them then.
+    ahead = machine.num_sms * (1 if is_wide else 2)
+    own = ceil(product.rows / product.tile[0]) * product.tiles[1] / chunks
+    left_us = ceil(max(0.0, own - ahead) / machine.num_sms) * tile_us(product, machine)
+    end += machine.push_us
+    for last in arrived:
+        end = max(end + own_us / chunks, last + left_us) + added_us / chunks
+    return (end + machine.end_us) * NOT_READ
+
+
+def parts_us(product: Product, machine: Hardware, parts: int, chunks: int) -> float:
+    """The tiles of a chunk of columns, and of so many ranks' parts of the rows."""
+    columns = max(1, product.n // chunks)
+    one = replace(product, m=parts * product.rows, n=columns, num_ranks=1)
+    return _summed_us(one, machine, machine.num_sms, ceil(product.rows / product.tile[0]))
 
 
 def reduced_us(

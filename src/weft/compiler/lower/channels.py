@@ -19,7 +19,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from weft.ir.device import Channel, scales_of
-from weft.ir.task import LL, TRAVELLING, Program, Task, arrives, is_staged
+from weft.ir.task import LL, TRAVELLING, Program, Task, arrives, is_staged, takes_tokens
 
 
 def channels_of(program: Program) -> tuple[Channel, ...]:
@@ -104,10 +104,11 @@ def _of_chunks(task: Task, buffers: SumBuffers) -> Iterator[Channel]:
     assert task.type is not None and isinstance(task.chunks, int)
     (rows, columns), height = task.type.sizes, task.tile[0]
     width = columns // task.chunks if task.chunks > 1 and isinstance(columns, int) else 0
-    yield Channel(
-        f"{buffers.staged}_ready", buffers.staged, rows, 1, height, height, "part", columns=width,
-        to="engine", place=task.place,
-    )  # fmt: skip
+    if takes_tokens(task):
+        yield Channel(
+            f"{buffers.staged}_ready", buffers.staged, rows, 1, height, height, "part",
+            columns=width, to="engine", place=task.place,
+        )  # fmt: skip
     yield Channel(
         f"{buffers.partials}_ready", buffers.partials, rows, 1, tile_rows=height, cuts="part",
         columns=width, to="owner", place=task.place,

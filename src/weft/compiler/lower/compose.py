@@ -59,6 +59,8 @@ ORDERS = {
     "hierarchical_gather": (whole.arrange_by_node, whole.by_node),
     "scatter": (order.arrange, order.scattered),
     "part_by_part": (order.arrange, order.part_by_part),
+    "other_parts": (order.arrange_others, order.other_parts),
+    "own_part": (order.arrange, order.own_part),
     "exchange": (order.arrange, order.exchanged),
     "hierarchical_scatter": (hierarchy.to_scatter, hierarchy.scattered),
     "split_k": (split_k.arrange, split_k.tiles_of_split),
@@ -66,6 +68,8 @@ ORDERS = {
     "in_turn": (table.arrange, table.in_turn),
     "by_expert": (table.arrange, table.by_expert),
 }
+# Where tiles are cut within each rank's part: of those with fewer than all.
+COUNTS_OF_PARTS = {"other_parts": partition.count_others, "own_part": partition.count_own}
 COUNTS = {"whole": whole.count, "part": partition.count, "slices": whole.count,
           "experts": table.num_tiles}  # fmt: skip
 
@@ -103,6 +107,7 @@ HOOKS: dict[str, tuple[Any, tuple[str, ...] | None, str]] = {
     "store_slots": (table.store_slots, ("{0}", "{columns}"), ""),
     "store_own": (scatter.store_own, None, OWN),
     "stage": (scatter.stage, None, OTHER),
+    "stage_piece": (scatter.stage, None, ""),
     "push": (scatter.push, None, OTHER),
     "push_near": (relayed.push_near, None, OTHER),
     "push_partner": (relayed.push_partner, None, OTHER),
@@ -254,7 +259,8 @@ def calls_of(kernel: core.Kernel) -> dict[str, tuple[Call, ...]]:
         of = {"whole": (), "slices": (), "part": (mapping.name,)}.get(
             mapping.cuts, (*mapping.of, mapping.name)
         )
-        found["count"] = (Call(COUNTS[mapping.cuts], of),)
+        counts = [COUNTS_OF_PARTS[name] for name in functions if name in COUNTS_OF_PARTS]
+        found["count"] = (Call((*counts, COUNTS[mapping.cuts])[0], of),)
         first = Call(order.own_place)
         if "feed" in functions:
             first = Call(feed.first_of, (mapping.name,))

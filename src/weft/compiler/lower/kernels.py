@@ -64,6 +64,10 @@ def lower_launch(plan: Plan, launch: Launch) -> core.Kernel:
         statements = (_relayed if relayed else _scatter)(plan, launch, product)
     elif form == "part_by_part" and [one.kind for one in rest] == ["stage", "reduce_scatter"]:
         statements = _carry(plan, launch, product)
+    elif form == "other_parts" and [one.kind for one in rest] == ["stage"] and not product.scaling:
+        statements = _in_pieces(plan, launch, product)
+    elif form == "own_part" and [one.kind for one in rest] == ["reduce_scatter"]:
+        statements = _own_part(plan, launch, product)
     elif form == "scatter" and [one.kind for one in rest] == ["all_reduce"]:
         statements = _sum_everywhere(plan, launch, product)
     elif form == "exchange" and [one.kind for one in rest] == ["all_to_all"]:
@@ -123,7 +127,7 @@ def formula(launch: Launch) -> str:
         texts[do.result] = f"{do.kind}({', '.join(operands)})"
         if do.kind in GATHERED:
             texts[do.result] = ("^T" * (do.kind == "matmul_tn") + " @ ").join(operands)
-    staged = {do.result for do in launch.body if do.kind == "stage"}
+    staged = {do.result for do in launch.body[:-1] if do.kind == "stage"}
     return "; ".join(f"{name} = {texts[name]}" for name in launch.writes if name not in staged)
 
 
@@ -311,6 +315,42 @@ def _carry(plan: Plan, launch: Launch, product: Do) -> Iterator[core.Statement]:
         yield core.Credit("announce", "slot")
     yield core.Notify("announce", flags, "here", "parts", order="relaxed", place=tokens.place)
     yield core.Notify("announce", tokens.name, "engine", "parts", place=tokens.place)
+    if launch.gives:
+        yield core.Finish("end", "slot")
+
+
+def _in_pieces(plan: Plan, launch: Launch, product: Do) -> Iterator[core.Statement]:
+    """Other ranks' tiles of a chunk of columns, which stay here: an engine copies them when the
+    launch is over."""
+    (left, right), (staged,) = product.operands, launch.writes
+    for name in (left, right, staged):
+        yield core.Param(name, "operand")
+    yield from params.around(plan, launch)
+    yield core.Mapping("parts", "static", (left,), cuts="part")
+    yield core.Template("gemm", launch.tile, formula(launch))
+    yield core.Hook("order", launch.order, ("parts",))
+    yield core.Hook("ready", "read_owned", (left, "parts"))
+    yield core.Hook("emit", "stage_piece", (staged, "parts"))
+
+
+def _own_part(plan: Plan, launch: Launch, product: Do) -> Iterator[core.Statement]:
+    """Own tiles, to which is added what engines have brought."""
+    (arrived,) = [one for one in plan.of(Channel) if one.name in launch.awaits]
+    (left, right), (result,) = product.operands, launch.writes
+    for name in (left, right, result):
+        yield core.Param(name, "operand")
+    yield core.Param(arrived.buffer, "pointer")
+    yield params.signals(plan, launch, arrived)
+    yield from params.around(plan, launch)
+    yield core.Mapping("parts", "static", (left,), cuts="part")
+    yield core.Template("gemm", launch.tile, formula(launch))
+    yield core.Hook("order", launch.order, ("parts",))
+    yield core.Hook("ready", "read_owned", (left, "parts"))
+    yield core.Wait("combine", arrived.name, "chunk", "parts", place=arrived.place)
+    yield core.Hook("combine", "add_staged", (arrived.buffer, "parts"))
+    yield core.Hook("emit", "store_own", (result, "parts"))
+    # Own words too, which whoever looks for credits has set: it has read the slot's epoch then.
+    yield core.Wait("end", arrived.name, "all", "parts", by="last", place=arrived.place)
     if launch.gives:
         yield core.Finish("end", "slot")
 

@@ -39,7 +39,7 @@ from weft.ir.device import (
 )
 from weft.ir.kinds import GATHERED
 from weft.ir.shapes import ROUTERS
-from weft.ir.task import INSIDE, LL, TRAVELLING, Program, Task, arrives
+from weft.ir.task import INSIDE, LL, TRAVELLING, Program, Task, arrives, takes_tokens
 from weft.ir.tensor import Type
 from weft.tiles.gemm import BLOCK_K
 
@@ -47,6 +47,8 @@ from weft.tiles.gemm import BLOCK_K
 VERBS = {"ce_push": "edges", "sm_push": "push", "sm_put": "push", "relay": "relay"}
 # The stream of what engines carry from tiles: gathers' copies must not stand behind its waits.
 SENDS = "send"
+# What is added to a kernel's name for that of its launches for other ranks.
+PIECES = "_pieces"
 # That of kernels that relay rows while a product runs, on SMs that it leaves to them.
 RELAYS = "relay"
 
@@ -318,6 +320,8 @@ def _staged(
     The copies are queued behind the kernel that they wait for, on a stream of their own.
     """
     first, total = unit[0], unit[-1]
+    if not takes_tokens(total):
+        return _in_pieces(program, unit, buffers, on_heap)
     kind = _type(total)
     sizes = (NUM_RANKS, Tiles(kind.sizes[0], first.tile[0]), kind.sizes[1])
     staged = Buffer(buffers.staged, kind.dtype, sizes, place=total.place)
@@ -328,15 +332,42 @@ def _staged(
         tile=first.tile, order=first.order, programs=first.programs, spare=first.spare,
         split_k=first.split_k, place=first.place,
     )  # fmt: skip
-    copy = Copy(
-        staged.name,
-        buffers.partials,
-        "owner",
-        f"{buffers.partials}_ready",
-        SENDS,
+    return Unit((*on_heap, staged, _buffer(total)), (launch, _to_owners(buffers, total)))
+
+
+def _to_owners(buffers: SumBuffers, total: Task, *piece: int) -> Copy:
+    return Copy(
+        buffers.staged, buffers.partials, "owner", f"{buffers.partials}_ready", SENDS, piece=piece,
         place=total.place,
-    )
-    return Unit((*on_heap, staged, _buffer(total)), (launch, copy))
+    )  # fmt: skip
+
+
+def _in_pieces(
+    program: Program, unit: tuple[Task, ...], buffers: SumBuffers, on_heap: Sequence[Buffer]
+) -> Unit:
+    """The same, by a launch for each chunk of columns, behind which it is copied; then one of own
+    rows, to which is added what has been copied here."""
+    first, total = unit[0], unit[-1]
+    kind, chunks = _type(total), total.chunks
+    assert isinstance(chunks, int)
+    sizes = (NUM_RANKS, Tiles(kind.sizes[0], first.tile[0]), kind.sizes[1])
+    staged = Buffer(buffers.staged, kind.dtype, sizes, place=total.place)
+    *inside, last = map(_do, unit)
+    reads = _reads(program, unit)
+    own = Launch(
+        first.kernel, (*reads, buffers.partials), (total.name,), template="gemm",
+        body=(*inside, last), tile=first.tile, order="own_part", programs=first.programs,
+        spare=first.spare, place=first.place,
+    )  # fmt: skip
+    name, stage = first.kernel + PIECES, Do("stage", last.operands, staged.name)
+    steps: list[Step] = []
+    for chunk in range(chunks):
+        pieces = replace(
+            own, kernel=name, reads=reads, writes=(staged.name,), body=(*inside, stage),
+            order="other_parts", piece=(chunk, chunks),
+        )  # fmt: skip
+        steps += [pieces, _to_owners(buffers, total, chunk, chunks)]
+    return Unit((*on_heap, staged, _buffer(total)), (*steps, own))
 
 
 def _reads(program: Program, unit: Sequence[Task]) -> tuple[str, ...]:

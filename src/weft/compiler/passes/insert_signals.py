@@ -5,7 +5,8 @@
                                                  copy(a, gathered, push, rows_ready)
 
 A copy of what tiles leave takes a token of the kernel that stores them instead, and nothing before:
-only the host's order says that it is behind that kernel.
+only the host's order says that it is behind that kernel. Where each of several launches leaves
+some, a copy comes behind its launch.
 
 All that could be needed is put in, by rule; then each wait, join and credit is taken out again for
 as long as the table of legality finds no breach without it: what stream order or another channel
@@ -51,6 +52,8 @@ def _ordered(plan: Plan) -> Plan:
     for step in plan.steps:
         if isinstance(step, Copy) and step.source in tokens:
             steps.append(replace(step, awaits=by_buffer[step.source]))
+        elif isinstance(step, Copy) and step.piece:
+            steps += [After(step.stream, MAIN), step]
         elif isinstance(step, Copy):
             # What stages own rows beside the copied ones has taken credits.
             is_staged = any(step.target in one.writes for one in plan.of(Launch)
@@ -65,6 +68,10 @@ def _ordered(plan: Plan) -> Plan:
             announces = tuple(dict.fromkeys(by_buffer[n] for n in (*sent, *kept)))
             if step.stream != MAIN:
                 steps.append(After(step.stream, MAIN))
+            if step.piece and step.piece[0] == 0:
+                # Ahead of the launch, which leaves no SM to what looks for credits.
+                sends = next(one.stream for one in plan.of(Copy) if one.source in step.writes)
+                steps += [After(sends, MAIN), Take(sends, step.place)]
             steps.append(replace(step, awaits=awaits, announces=announces))
         else:
             reads = step.reads if isinstance(step, Call) else ()

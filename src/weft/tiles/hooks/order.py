@@ -4,6 +4,7 @@ scattered      first other ranks' tiles, then own ones between them, each some t
                others have come to it: so the links are used alike all the time
 part_by_part   where copy engines carry tiles: chunk by chunk the parts of rank + 1, + 2, ...,
                own tiles last
+other_parts    of these all but the own ones, one chunk by itself; own_part: the own ones
 exchanged      where a tile's columns have an owner and its rows are this rank's: as scattered
 """
 
@@ -12,6 +13,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import triton
+import triton.language as tl
 
 from weft.tiles.hooks.partition import Owned, rows_of
 
@@ -24,6 +26,14 @@ class Scatter(NamedTuple):
 
     rank: Any
     parts: Any
+
+
+class Others(NamedTuple):
+    """Arguments of `other_parts`."""
+
+    rank: Any
+    parts: Any
+    num_ranks: Any
 
 
 @triton.jit
@@ -86,7 +96,31 @@ def part_by_part(i, num_m, num_n, args):
     num_ranks = num_m // parts.tiles_m
     tiles = parts.tiles_m * num_n
     owner = (args.rank + 1 + i // tiles) % num_ranks
-    tile = i % tiles
+    return _in_part(owner, i % tiles, num_n, parts)
+
+
+@triton.jit
+def arrange_others(rank, parts, num_ranks: tl.constexpr):
+    return Others(rank, parts, num_ranks)
+
+
+@triton.jit
+def other_parts(i, num_m, num_n, args):
+    """Tile after tile of the parts of rank + 1, + 2, ..; no own ones. args: Others"""
+    tiles = args.parts.tiles_m * num_n
+    owner = (args.rank + 1 + i // tiles) % args.num_ranks
+    return _in_part(owner, i % tiles, num_n, args.parts)
+
+
+@triton.jit
+def own_part(i, num_m, num_n, args):
+    """Own tiles, chunk after chunk. args: Scatter"""
+    return _in_part(args.rank, i, num_n, args.parts)
+
+
+@triton.jit
+def _in_part(owner, tile, num_n, parts):
+    """Tile number `tile` of a rank's part, chunk after chunk."""
     chunk = tile // (parts.tiles_m * parts.chunk_n)
     tile -= chunk * parts.tiles_m * parts.chunk_n
     width = min(num_n - chunk * parts.chunk_n, parts.chunk_n)

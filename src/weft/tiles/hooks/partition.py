@@ -75,6 +75,17 @@ def count(parts, num_ranks: tl.constexpr):
 
 
 @triton.jit
+def count_others(parts, num_ranks: tl.constexpr):
+    """How many that are not this rank's."""
+    return (num_ranks - 1) * parts.tiles_m
+
+
+@triton.jit
+def count_own(parts):
+    return parts.tiles_m
+
+
+@triton.jit
 def signal_of(signals, at, part, source, num_ranks, parts):
     """The word that says: `source` has done its share of this tile, or of this part of it."""
     tile = (at.i_m % parts.tiles_m) * parts.num_n + at.i_n
