@@ -183,6 +183,22 @@ def test_hoppers_tiles_in_turns_keep_their_sums_in_registers(transport):
     check_products(op.kernels(problem, config, target), target)
 
 
+PIECES = slow_but(
+    [("cuda:90", 256)],
+    [("cuda:90", 128), ("cuda:90", 256), ("cuda:100", 128), ("hip:gfx942", 128)],
+)
+
+
+@pytest.mark.parametrize(("target", "tile_n"), PIECES, ids=str)
+def test_launches_in_parts_compile_and_all_chunks_have_one_kernel(target, tile_n):
+    target, template = TARGETS[target], "sm90" if target == "cuda:90" else "plain"
+    problem = problem_for(op, 4, 2048, 8192, 2048, "bfloat16", b_is_nk=True)
+    config = Config("ce_parts", template, tile_n=tile_n, num_warps=4, chunks=4)
+    _, *pieces, own = op.kernels(problem, config, target)
+    assert len(pieces) == 4 and all(one == pieces[0] for one in pieces)
+    check_products([pieces[0], own], target)
+
+
 @pytest.mark.slow  # `make test` has one of gemm_ar, which is stored and unpacked
 @pytest.mark.parametrize(("transport", "by_tma", "tile_n", "stages"), [
     ("ce_push", False, 160, 5),
@@ -241,7 +257,7 @@ def test_what_engines_carry_is_not_recorded(ranks):
     ranks(main, 2)
 
 
-@pytest.mark.parametrize("other", ["sm_push", "reduce_scatter"])
+@pytest.mark.parametrize("other", ["sm_push", "ce_parts", "reduce_scatter"])
 def test_a_recorded_call_takes_another_way_for_which_all_is_there(ranks, monkeypatch, other):
     module = sys.modules["weft.ops.gemm_rs"]
     problem = problem_for(op, 3, 96, 64, 32)

@@ -98,6 +98,7 @@ SUBJECTS = [
     Subject("ag_gemm", "ll", _product(ag_gemm), PRODUCT),
     Subject("gemm_rs", "sm_push", _product(gemm_rs), PRODUCT),
     Subject("gemm_rs", "ce_push", _product(gemm_rs), PRODUCT),
+    Subject("gemm_rs", "ce_parts", _product(gemm_rs), PRODUCT),
     Subject("gemm_ar", "two_shot_ll", _product(gemm_ar), PRODUCT),
     Subject("ag_wgrad", "sm_push", _gradient, PRODUCT),
     Subject("ag_attention", "ce_push", _attend, {}, ("cu_seqlens",)),

@@ -118,6 +118,7 @@ CASES = {
                                         "tile_k": 128}, (1, 2, 31)),
     "summed by SMs": ("gemm_rs", {"transport": "sm_push", **SM90}, (512, 513)),
     "summed by engines": ("gemm_rs", {"transport": "ce_push", **SM90}, (512, 500)),
+    "summed in parts": ("gemm_rs", {"transport": "ce_parts", "chunks": 2, **SM90}, (512, 500)),
     "reduced": ("all_reduce", None, (1, 7, 64)),
     "a program by SMs": (engines("sm_push"), None, (500, 512)),
     "a program by engines": (engines("ce_push"), None, (512,)),

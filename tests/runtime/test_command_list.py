@@ -146,6 +146,7 @@ CASES = [
     ("gemm_ar", 64, {"transport": "one_shot_ll"}),
     ("gemm_ar", 512, {"transport": "sm_push", "template": "sm90", "tile_n": 256}),
     ("gemm_ar", 512, {"transport": "sm_push", "template": "plain", "tile_n": 128}),
+    ("gemm_rs", 512, {"transport": "ce_parts", "template": "sm90", "tile_n": 256, "chunks": 2}),
 ]
 
 
@@ -163,6 +164,8 @@ LIKE_OTHERS = [
     ("gemm_ar", (1003, 997, 1001, 999, 5, 3), SMS),
     ("gemm_ar", (1000, 968, 976, 984), {**SMS, "template": "plain", "tile_n": 128}),
     ("gemm_ar", (63, 40, 39, 2), {"transport": "one_shot_ll"}),
+    ("gemm_rs", (992, 976, 984, 968), {**ENGINES, "transport": "ce_parts", "chunks": 2}),
+    ("gemm_rs", (1003, 997, 995, 3), {**ENGINES, "transport": "ce_parts"}),
 ]
 
 

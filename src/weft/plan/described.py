@@ -269,7 +269,7 @@ def common(one: KernelRecord, other: KernelRecord) -> KernelRecord:
 
 def _common(kind: Any, other: Any, value: Any) -> tuple[Any, Any]:
     """The type that serves both, and what of the value is compiled in."""
-    if isinstance(kind, tuple):
+    if isinstance(kind, tuple) and kind:
         pairs = [_common(*three) for three in zip(kind, other, value, strict=True)]
         kinds, values = zip(*pairs, strict=True)
         return kinds, type(value)(*values) if hasattr(value, "_fields") else values

@@ -70,8 +70,8 @@ class KernelLaunch:
         return self.launch.reads
 
     def of(self, step: Launch) -> KernelLaunch:
-        """That of a step of the plan: there may be several, of one kernel."""
-        return self
+        """That of a step of the plan which has a piece: there are several, of one kernel."""
+        raise NotImplementedError
 
     def at(self, sized: Any) -> KernelLaunch | None:
         """The same launch of the plan at other sizes, of rows alone, by what this one knows of it;

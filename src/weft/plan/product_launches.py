@@ -124,8 +124,7 @@ class Product(KernelLaunch):
         self._set_grid(target)
 
     def of(self, step: Launch) -> Product:
-        """This launch, or that of another piece."""
-        return copied(self, launch=step) if step.piece else self
+        return copied(self, launch=step)
 
     def at(self, sized: SizedPlan) -> Product:
         rows = sized.shape(self.launch.writes[0] if self.is_exchange else self.left)[0]

@@ -60,7 +60,9 @@ class Starts:
             if one.name in step.awaits or (one.own and one.buffer in step.reads):
                 split = self.sized.split(one)
                 break
-        return launch.of(step).start(bound, words, slot, split)
+        if step.piece:
+            launch = launch.of(step)
+        return launch.start(bound, words, slot, split)
 
     def _hearing(self, step: Launch, slot: Any) -> Iterator[Start]:
         """What waits behind a launch for ranks that none of its tiles waits for.
