@@ -23,6 +23,7 @@ from weft.base.target import TARGETS
 from weft.compiler import (
     Facts,
     Replicate,
+    Settings,
     Shard,
     Tensor,
     all_gather,
@@ -75,6 +76,13 @@ def layer_of(hidden: int, inner: int, heads: int, kv_heads: int) -> Any:
     return layer
 
 
+def as_read(layer: Any, facts: Facts) -> Any:
+    """The plan without launches in parts, which came behind these readings: SMs push there."""
+    stages = layer.overlapped(facts)
+    parts = {one.name: "sm_push" for one in stages.program.tasks if one.engine == "ce_parts"}
+    return layer.options(settings=Settings(engines=parts)).overlapped(facts).plan
+
+
 def layers() -> Iterator[dict[str, Any]]:
     """Whole layers as CUDA graphs, us: predicted beside read."""
     for gpus, name in MACHINES.items():
@@ -83,7 +91,7 @@ def layers() -> Iterator[dict[str, Any]]:
         target = replace(TARGETS["cuda:90"], machine=machine)
         for row in document["rows"]:
             facts = Facts({"m": row["M"]}, row["ranks"], target, is_recorded=True)
-            plan = layer_of(*MODELS[row["model"]]).overlapped(facts).plan
+            plan = as_read(layer_of(*MODELS[row["model"]]), facts)
             found = predict(plan, facts.sizes, row["ranks"], machine, facts.nodes)
             yield {
                 "gpus": gpus, "commit": document["commit"], "model": row["model"], "m": row["M"],

@@ -761,6 +761,25 @@ FAULTS = [
           "a rank with fewer columns than others reads as many",
           "compiler/test_experts_overlapped.py::"
           "test_ranks_with_fewer_columns_than_others_read_no_more"),
+    # ---- sums in parts
+    Fault("tiles/epilogue_sm90.py", "own_row, inside == begins),", "own_row, inside == 0),",
+          "of a tile that two programs store the right half waits for nobody",
+          "ops/test_sm90_emulated.py::test_is_right_and_clean[gemm_rs in parts]"),
+    Fault("plan/product_launches.py", "return words[place * each : (place + 1) * each]",
+          "return words[:each]", "one launch takes another one's sums for its own",
+          "ops/test_sm90_emulated.py::test_is_right_and_clean[gemm_rs in parts]"),
+    Fault("plan/product_launches.py", "return tensor.view(chunks, -1, self.n)[chunk]",
+          "return tensor.view(chunks, -1, self.n)[0]", "all chunks are stored in one place",
+          "compiler/test_staged_sums.py::test_products_of_any_number_of_rows[4-2-ce_parts]"),
+    Fault("ir/device_rules.py", "isinstance(steps[i - 1], Launch | Take) and not",
+          "isinstance(steps[i - 1], Launch) and not",
+          "what looks for credits beside a call may do so before it",
+          "compiler/test_staged_sums.py::"
+          "test_pieces_are_copied_behind_their_launches_and_looked_for_ahead_of_them"),
+    Fault("ir/core_rules.py", 'complete = ("all",)', "pass",
+          "a call ends while what looks for its credits still reads its number",
+          "compiler/test_core_removals.py::"
+          "test_operators_kernels_are_refused_without_one_of_their_signals"),
 ]  # fmt: skip
 
 

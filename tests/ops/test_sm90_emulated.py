@@ -35,6 +35,7 @@ GATHERED = {"m": 300, "n": 72, "k": 136}
 FP8 = {"dtype": "float8_e4m3fn", "b_is_nk": True, "m": 300, "n": 80}
 SM, CE = {"transport": "sm_push"}, {"transport": "ce_push"}
 TMA = {**SM, "by_tma": True}
+PARTS = {"transport": "ce_parts", "chunks": 2}
 # Two ranks on one node, one on another; or by twos.
 RELAY = {"transport": "relay", "nodes": (2, 1)}
 EXPERTS = {"m": 150, "n": 72, "k": 128, "experts": 3, "top_k": 2, "tile_m": 128}
@@ -51,6 +52,10 @@ CASES = {
     "gemm_rs by SMs": ("gemm_rs", GATHERED, SM),
     "gemm_rs by TMA": ("gemm_rs", GATHERED, TMA),
     "gemm_rs by engines": ("gemm_rs", {"m": 512, "n": 256, "k": 72}, CE),
+    # Each launch's last tiles are shared over k, and wide ones stored by halves.
+    "gemm_rs in parts": ("gemm_rs", {"m": 256, "n": 512, "k": 1088},
+                         {**PARTS, "tile_n": 256, "num_sms": 4}),
+    "gemm_rs in parts, narrow tiles": ("gemm_rs", {"m": 392, "n": 256, "k": 72}, PARTS),
     "gemm_rs of fp8": ("gemm_rs", {**FP8, "k": 400}, {**SM, "tile_k": 128}),
     "gemm_rs of fp8 by TMA": ("gemm_rs", {**FP8, "k": 144}, {**TMA, "tile_n": 64, "tile_k": 128}),
     "gemm_rs of blocks of fp8 by engines": (
@@ -79,7 +84,7 @@ AWKWARD = [
     pytest.param(op, m, transport, id=f"{op} of {m} by {name}")
     for op, ways in {
         "ag_gemm": {"engines": CE, "SMs": SM},
-        "gemm_rs": {"engines": CE, "SMs": SM, "TMA": TMA},
+        "gemm_rs": {"engines": CE, "launches": PARTS, "SMs": SM, "TMA": TMA},
         "gemm_ar": {"SMs": SM, "TMA": TMA},
         "ag_moe": {"engines": CE, "SMs": SM},
         "moe_rs": {"SMs": SM},
@@ -150,7 +155,8 @@ def runs_in_gluon(found) -> bool:
 # Of each operator by each engine one, of scales and of nodes those that no other one has.
 QUICK = (
     "ag_gemm by engines", "ag_gemm by SMs", "ag_gemm over nodes", "ag_gemm of blocks of fp8",
-    "gemm_rs by SMs", "gemm_rs by TMA", "gemm_rs by engines", "gemm_rs of fp8 by TMA",
+    "gemm_rs by SMs", "gemm_rs by TMA", "gemm_rs by engines", "gemm_rs in parts",
+    "gemm_rs of fp8 by TMA",
     "gemm_rs over nodes", "gemm_ar of fp8", "gemm_ar by TMA", "ag_moe by SMs", "ag_moe by engines",
     "moe_rs over nodes", "moe_ar", "moe_rs, experts without tokens",
 )  # fmt: skip
@@ -165,8 +171,8 @@ def test_is_right_and_clean(case):
 @pytest.mark.parametrize(("op", "m", "transport"), AWKWARD)
 def test_awkward_shapes_on_three_ranks(op, m, transport):
     sizes = {**(EXPERTS if "moe" in op else GATHERED), "m": m}
-    if op == "gemm_rs" and transport is CE:  # engines move chunks of whole tiles
-        sizes["n"] = 128
+    if op == "gemm_rs" and transport in (CE, PARTS):  # engines move chunks of whole tiles
+        sizes["n"] = 128 * transport.get("chunks", 1)
     assert runs_in_gluon(emulated((op, sizes, transport), m, num_ranks=3))
 
 

@@ -304,8 +304,9 @@ def test_a_recorded_call_may_run_another_plan(capsys):
         assert main([*words, "--mode", mode]) == 0
         found[mode] = json.loads(capsys.readouterr().out)
     assert found["eager"]["config"]["transport"] == "ce_push"
-    assert found["recorded"]["config"]["transport"] == "sm_push"
-    assert "copy(" in found["eager"]["device"] and "copy(" not in found["recorded"]["device"]
+    assert found["recorded"]["config"]["transport"] == "ce_parts"
+    assert "awaits=staged_ready" in found["eager"]["device"]
+    assert "piece=(" in found["recorded"]["device"]
     assert main([*words, "--mode", "often"]) == 2
 
 
