@@ -178,7 +178,7 @@ def fused(problem: Any, target: Target) -> Iterator[Config]:
     relays = can_relay(problem) and target.num_sms > relays_on(target)
     far = (RELAY,) if relays else ()
     if problem.can_use_sm90(target) and not problem.is_empty:
-        found, in_parts = [], []
+        found = []
         # WIDER is predicted to be first at no size of the layers that are read.
         for cut in cuts_of(problem, (gemm_sm90.TURNS, gemm_sm90.WIDE, gemm_sm90.MIDDLE)):
             one = _cut(cut, problem, template="sm90", transport=(*far, SM_PUSH)[0])
@@ -188,9 +188,9 @@ def fused(problem: Any, target: Target) -> Iterator[Config]:
             alike = [sent]
             if cut != gemm_sm90.MIDDLE:  # of 144 sizes engines carry it first at two, by 1 %
                 alike.append(list(_by_engines(one, problem, CE_PUSH)))
-                in_parts += _by_engines(one, problem, CE_PARTS)
+            if cut == gemm_sm90.WIDE:  # two kernels more; narrow ones would be first by 2 % at most
+                alike.append(list(_by_engines(one, problem, CE_PARTS)))
             found += [_best(some, problem, target) for some in alike if some]
-        found += [_best(in_parts, problem, target)] if in_parts else []
         yield from (way for _, way in sorted(found, key=lambda rate: rate[0]))
         if not far:
             return
@@ -203,7 +203,7 @@ def fused(problem: Any, target: Target) -> Iterator[Config]:
         yield from (replace(one, transport=way) for way in (*far, SM_PUSH))
         if cut is cuts[0]:
             yield from _by_engines(one, problem, CE_PUSH)
-            yield from [*_by_engines(one, problem, CE_PARTS)][:2][-1:]
+            yield from [*_by_engines(one, problem, CE_PARTS)][:1]
 
 
 def _best(alike: Sequence[Config], problem: Any, target: Target) -> tuple[float, Config]:
@@ -297,7 +297,7 @@ def _by_engines(one: Config, problem: Any, by: str) -> Iterator[Config]:
     if by in problem.transports and len(problem.nodes) <= 1 and problem.num_ranks > 1:
         # Programs of one turn are in one part's tiles.
         together = group_m(1, ceil(problem.rows / one.tile_m))
-        for chunks in staged_chunks(problem.n, one.tile_n):
+        for chunks in staged_chunks(problem.n, one.tile_n, by):
             yield replace(one, transport=by, chunks=chunks, group_m=together)
 
 

@@ -83,6 +83,7 @@ def ways(
         Way(engine, tile, chunks, predicted_us(product, collective, replace(shape, tile=tile),
                                                engine, chunks, facts))
         for engine in engines_of(collective, shape, facts)
+        if engine != "ce_parts" or not product.scaling  # scales are not cut in chunks
         for tile in tiles_of(product, collective, engine, of_tiles, facts)
         for chunks in chunks_of(collective, replace(shape, tile=tile), engine, facts)
     ]  # fmt: skip
@@ -340,7 +341,7 @@ def chunks_of(collective: Task, shape: Product, engine: str, facts: Facts) -> It
     an engine carries."""
     if is_staged_by(collective.kind, engine):
         assert collective.type is not None
-        yield from staged_chunks(collective.type.sizes[1], shape.tile[1])
+        yield from staged_chunks(collective.type.sizes[1], shape.tile[1], engine)
         return
     if not arrives(collective):
         yield "tiles"
@@ -378,10 +379,12 @@ def most_chunks(shard_bytes: int, target: Target) -> int:
     return 2 if shard_bytes >= TWO_CHUNKS_BYTES or target.backend == "emu" else 1
 
 
-def staged_chunks(columns: Size, tile_n: int) -> Iterator[int]:
+def staged_chunks(columns: Size, tile_n: int, engine: str = "ce_push") -> Iterator[int]:
     """Into how many chunks a part's columns may be cut: several are alike, of whole tiles, at all
-    sizes of a class."""
-    return (one for one in products.STAGED_CHUNKS if are_alike(columns, one, tile_n))
+    sizes of a class. Of launches that have one each two, where there can be: other numbers have
+    other kernels, since Triton compiles in what they are divisible by."""
+    found = [one for one in products.STAGED_CHUNKS if are_alike(columns, one, tile_n)]
+    return iter(found[:2][-1:] if engine == "ce_parts" else found)
 
 
 def predicted_us(
