@@ -150,6 +150,13 @@ class Clock:
             self._last = _Update(-1, 0, None)
 
 
+def covers(first: Scope | None, second: Scope | None, same_device: bool) -> bool:
+    """Do the scopes of two atomic accesses, a release and an acquire say, include both parties?"""
+    if first is Scope.SYSTEM and second is Scope.SYSTEM:
+        return True
+    return same_device and Scope.BLOCK not in (first, second)
+
+
 @dataclass(frozen=True)
 class Identity:
     """An agent as a report names it: a program of a kernel, a copy, or a rank's host code.
@@ -229,8 +236,5 @@ class Agents:
 
     def covers(self, first: int, second: int) -> bool:
         """Do the scopes of two atomic segments include each other's agents?"""
-        first_scope, second_scope = self.segment_scope[first], self.segment_scope[second]
-        if first_scope is Scope.SYSTEM and second_scope is Scope.SYSTEM:
-            return True
         same_device = self.segment_device[first] == self.segment_device[second]
-        return same_device and first_scope is not Scope.BLOCK and second_scope is not Scope.BLOCK
+        return covers(self.segment_scope[first], self.segment_scope[second], same_device)

@@ -298,6 +298,26 @@ class RankContext:
             Actor.of_host(self.device, self.rank, place).access([span_of(tensor)], False)
 
 
+class RankStream:
+    """A stream of the calling rank, which is the current one inside `with`."""
+
+    def __init__(self, context: RankContext, stream: Stream) -> None:
+        self.context = context
+        self.stream = stream
+        self._outer: list[Stream] = []
+
+    def synchronize(self) -> None:
+        self.context.synchronize(self.stream)
+
+    def __enter__(self) -> RankStream:
+        self._outer.append(self.context.stream)
+        self.context.stream = self.stream
+        return self
+
+    def __exit__(self, *failure: Any) -> None:
+        self.context.stream = self._outer.pop()
+
+
 class _Inline(Work):
     """What torch does at once, on the host; where it is queued, its place in the stream counts."""
 

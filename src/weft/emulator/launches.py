@@ -16,6 +16,7 @@ from weft.base.user_place import user_place
 from weft.emulator.actors import address_of
 from weft.emulator.codegen import EmulatedKernel
 from weft.emulator.context import RankContext, current
+from weft.emulator.memory import wrap_add
 from weft.emulator.plain_access import Descriptor
 from weft.emulator.removed_waits import report_removed_waits
 from weft.emulator.works import KernelWork
@@ -177,11 +178,7 @@ def _integer(value: int, kind: type) -> Any:
     """TTIR's integers have no sign: numbers keep their bits and are read as signed."""
     if kind is np.bool_:
         return np.bool_(value)
-    bits = np.dtype(kind).itemsize * 8
-    value &= (1 << bits) - 1
-    if value >> (bits - 1):
-        value -= 1 << bits
-    return np.dtype(f"i{bits // 8}").type(value)
+    return wrap_add(value, 0, np.dtype(f"i{np.dtype(kind).itemsize}"))
 
 
 def _dtype_of(tensor: torch.Tensor) -> np.dtype:

@@ -133,6 +133,15 @@ class Meetings:
         meeting.enter(what, position, value, in_stream)
         return meeting
 
+    def exchange(
+        self, group: Hashable, members: Sequence[int], position: int, what: str, value: Any
+    ) -> list[Any]:
+        """Everybody's values, of a call that belongs to the hosts alone."""
+        meeting = self.enter(group, members, position, what, value, in_stream=False)
+        values = meeting.wait(position, in_stream=False)
+        meeting.leave()
+        return values
+
     def post(self, box: Hashable, value: Any) -> None:
         """Leave `value` in a mailbox; waits for nobody else."""
         context = _context()

@@ -20,7 +20,7 @@ import numpy as np
 
 from weft.base.elements import Axes, Element
 from weft.base.vocabulary import Order, Scope
-from weft.emulator.clocks import Clock
+from weft.emulator.clocks import Clock, covers
 from weft.emulator.shadow import Shadow
 
 # A signal word of copy engines, streams and packets.
@@ -94,11 +94,6 @@ class SyncWord:
             for (publisher, published_scope), clock in self.published.items()
             if covers(published_scope, scope, publisher == rank)
         ]
-
-
-def covers(first: Scope, second: Scope, same_rank: bool) -> bool:
-    """Do a release of the one scope and an acquire of the other include both parties?"""
-    return all(s is Scope.SYSTEM or (s is Scope.DEVICE and same_rank) for s in (first, second))
 
 
 def narrower(first: Scope, second: Scope) -> Scope:

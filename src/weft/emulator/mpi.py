@@ -48,13 +48,8 @@ class Communicator:
         """Nothing is held."""
 
     def allgather(self, value: Any, what: str = "an all-gather of mpi4py") -> list[Any]:
-        members, position = self._members(), self.Get_rank()
-        meeting = self._meetings.enter(
-            ("mpi4py", *members), members, position, what, value, in_stream=False
-        )
-        values = meeting.wait(position, in_stream=False)
-        meeting.leave()
-        return values
+        members = self._members()
+        return self._meetings.exchange(("mpi4py", *members), members, self.Get_rank(), what, value)
 
     def Barrier(self) -> None:
         self.allgather(None, "a barrier of mpi4py")

@@ -8,7 +8,7 @@ store. A put of one word, which may be a flag, is a relaxed store of that word.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -81,25 +81,24 @@ def _move(program: Any, dst: int, src: int, nbytes: int, loc: int, *, later: boo
     program.store(pointers, values, None, dtype, pointers.shape, loc, segment)
 
 
-def _set(program: Any, address: int, dtype: Any, value: Any, order: Order, loc: int) -> None:
+def _change(
+    program: Any, address: int, dtype: Any, change: Callable[[Any], Any], how: str, order: Order,
+    loc: int,
+) -> None:  # fmt: skip
     located = program.locate(address, dtype.itemsize, "signals", loc)
     if located is not None:
-        program.atomic(
-            *located, dtype, loc, order, Scope.SYSTEM, lambda old: dtype.type(value), how="set",
-            raw=True,
-        )  # fmt: skip
+        program.atomic(*located, dtype, loc, order, Scope.SYSTEM, change, how=how, raw=True)
+
+
+def _set(program: Any, address: int, dtype: Any, value: Any, order: Order, loc: int) -> None:
+    _change(program, address, dtype, lambda old: dtype.type(value), "set", order, loc)
 
 
 def _signal(program: Any, address: int, value: int, op: int, order: Order, loc: int) -> None:
     if op in SETS:
         _set(program, address, WORD, value, order, loc)
     elif op in ADDS:
-        located = program.locate(address, WORD.itemsize, "signals", loc)
-        if located is not None:
-            program.atomic(
-                *located, WORD, loc, order, Scope.SYSTEM,
-                lambda old: wrap_add(old, value, WORD), how="add", raw=True,
-            )  # fmt: skip
+        _change(program, address, WORD, lambda old: wrap_add(old, value, WORD), "add", order, loc)
     else:
         raise UnsupportedError(f"NVSHMEM's signal operation {op}", place=program.locations[loc])
 
@@ -122,11 +121,40 @@ def _wait(program: Any, address: int, dtype: Any, comparison: int, value: int, l
     )
 
 
-def _quiet(program: Any, loc: int) -> None:
+# ---------------------------------------------------------------------------------------------
+# The functions: of a program at a place, with their arguments
+
+
+def put(program, loc, dst, src, nbytes, pe):
+    _move(program, _peers(program, dst, pe, loc), src, nbytes, loc, later=True)
+
+
+def get(program, loc, dst, src, nbytes, pe):
+    _move(program, dst, _peers(program, src, pe, loc), nbytes, loc, later=False)
+
+
+def put_signal(program, loc, dst, src, nbytes, word, value, op, pe):
+    _move(program, _peers(program, dst, pe, loc), src, nbytes, loc, later=False)
+    _signal(program, _peers(program, word, pe, loc), value, op, Order.RELEASE, loc)
+
+
+def signal(program, loc, word, value, op, pe):
+    _signal(program, _peers(program, word, pe, loc), value, op, Order.RELAXED, loc)
+
+
+def wait_signal(program, loc, word, comparison, value):
+    _wait(program, word, WORD, comparison, value, loc)
+
+
+def wait_int(program, loc, word, comparison, value):
+    _wait(program, word, np.dtype(np.int32), comparison, value, loc)
+
+
+def fence(program, loc):
     program.fence((), [], None, (), loc)
 
 
-def _barrier(program: Any, loc: int) -> None:
+def barrier(program, loc):
     """All PEs come here, and what they have put is there."""
     device = program.device
     arrived = _arrivals.get(device)
@@ -137,7 +165,7 @@ def _barrier(program: Any, loc: int) -> None:
                 words.ctypes.data, words.nbytes, WORD.itemsize, rank, "NVSHMEM's barrier",
                 heap=OWNER, heap_offset=0,
             )  # fmt: skip
-    _quiet(program, loc)
+    fence(program, loc)
     own = arrived[program.rank]
     own[1] += 1
     for words in arrived:
@@ -146,106 +174,64 @@ def _barrier(program: Any, loc: int) -> None:
     _wait(program, own.ctypes.data, WORD, AT_LEAST, total, loc)
 
 
-def _all(program: Any) -> Iterator[int]:
-    return iter(range(program.device.num_ranks))
-
-
-def put(program, args, static, dtype, shape, loc):
-    dst, src, nbytes, pe = map(int, args)
-    _move(program, _peers(program, dst, pe, loc), src, nbytes, loc, later=True)
-    return np.int32(0)
-
-
-def get(program, args, static, dtype, shape, loc):
-    dst, src, nbytes, pe = map(int, args)
-    _move(program, dst, _peers(program, src, pe, loc), nbytes, loc, later=False)
-    return np.int32(0)
-
-
-def put_signal(program, args, static, dtype, shape, loc):
-    dst, src, nbytes, word, value, op, pe = map(int, args)
-    _move(program, _peers(program, dst, pe, loc), src, nbytes, loc, later=False)
-    _signal(program, _peers(program, word, pe, loc), value, op, Order.RELEASE, loc)
-    return np.int32(0)
-
-
-def signal(program, args, static, dtype, shape, loc):
-    word, value, op, pe = map(int, args)
-    _signal(program, _peers(program, word, pe, loc), value, op, Order.RELAXED, loc)
-    return np.int32(0)
-
-
-def wait_signal(program, args, static, dtype, shape, loc):
-    word, comparison, value = map(int, args)
-    _wait(program, word, WORD, comparison, value, loc)
-    return np.int32(0)
-
-
-def wait_int(program, args, static, dtype, shape, loc):
-    word, comparison, value = map(int, args)
-    _wait(program, word, np.dtype(np.int32), comparison, value, loc)
-    return np.int32(0)
-
-
-def fence(program, args, static, dtype, shape, loc):
-    _quiet(program, loc)
-    return np.int32(0)
-
-
-def barrier(program, args, static, dtype, shape, loc):
-    _barrier(program, loc)
-    return np.int32(0)
-
-
-def broadcast(program, args, static, dtype, shape, loc):
-    _, dst, src, nbytes, root = map(int, args)
-    _barrier(program, loc)
+def broadcast(program, loc, team, dst, src, nbytes, root):
+    barrier(program, loc)
     _move(program, dst, _peers(program, src, root, loc), nbytes, loc, later=False)
-    _barrier(program, loc)
-    return np.int32(0)
+    barrier(program, loc)
 
 
-def all_to_all(program, args, static, dtype, shape, loc):
-    _, dst, src, nbytes = map(int, args)
-    _barrier(program, loc)
-    for pe in _all(program):
+def all_to_all(program, loc, team, dst, src, nbytes):
+    barrier(program, loc)
+    for pe in range(program.device.num_ranks):
         there = _peers(program, src, pe, loc) + program.rank * nbytes
         _move(program, dst + pe * nbytes, there, nbytes, loc, later=False)
-    _barrier(program, loc)
-    return np.int32(0)
+    barrier(program, loc)
 
 
-def reduced(kind: str, name: str) -> Handler:
+def reduced(kind: str, name: str) -> Callable[..., None]:
     """All PEs' elements, taken together on each."""
     element, change = np.dtype(TYPES[kind]), REDUCE[name]
 
-    def reduce(program, args, static, dtype, shape, loc):
-        _, dst, src, count = map(int, args)
-        _barrier(program, loc)
+    def reduce(program, loc, team, dst, src, count):
+        barrier(program, loc)
         total = None
-        for pe in _all(program):
+        for pe in range(program.device.num_ranks):
             pointers = AffinePointers(_peers(program, src, pe, loc), (element.itemsize,), (count,))
             values = program.load(pointers, None, None, element, (count,), loc)
             total = values if total is None else change(total, values)
-        _barrier(program, loc)  # the two may be one
+        barrier(program, loc)  # the two may be one
         pointers = AffinePointers(dst, (element.itemsize,), (count,))
         program.store(pointers, total, None, element, (count,), loc)
-        return np.int32(0)
 
     return reduce
 
 
+def _handler(function: Callable[..., None]) -> Handler:
+    """As the emulator calls what is no part of a kernel: the result is an error's number, none."""
+
+    def handle(program, args, static, dtype, shape, loc):
+        function(program, loc, *map(int, args))
+        return np.int32(0)
+
+    return handle
+
+
 FUNCTIONS: dict[str, Handler] = {
-    "nvshmemx_putmem_block": put, "nvshmemx_putmem_nbi_block": put,
-    "nvshmemx_getmem_block": get, "nvshmemx_getmem_nbi_block": get,
-    "nvshmemx_putmem_signal_block": put_signal, "nvshmemx_putmem_signal_nbi_block": put_signal,
-    "nvshmemx_signal_op": signal, "nvshmem_signal_wait_until": wait_signal,
-    "nvshmem_int_wait_until": wait_int, "nvshmem_fence": fence, "nvshmem_quiet": fence,
-    "nvshmem_barrier_all": barrier, "nvshmem_sync_all": barrier,
-    "nvshmemx_barrier_all_block": barrier, "nvshmemx_sync_all_block": barrier,
-    "nvshmemx_broadcastmem_block": broadcast, "nvshmemx_alltoallmem_block": all_to_all,
+    symbol: _handler(function)
+    for symbol, function in {
+        "nvshmemx_putmem_block": put, "nvshmemx_putmem_nbi_block": put,
+        "nvshmemx_getmem_block": get, "nvshmemx_getmem_nbi_block": get,
+        "nvshmemx_putmem_signal_block": put_signal,
+        "nvshmemx_putmem_signal_nbi_block": put_signal, "nvshmemx_signal_op": signal,
+        "nvshmem_signal_wait_until": wait_signal, "nvshmem_int_wait_until": wait_int,
+        "nvshmem_fence": fence, "nvshmem_quiet": fence, "nvshmem_barrier_all": barrier,
+        "nvshmem_sync_all": barrier, "nvshmemx_barrier_all_block": barrier,
+        "nvshmemx_sync_all_block": barrier, "nvshmemx_broadcastmem_block": broadcast,
+        "nvshmemx_alltoallmem_block": all_to_all,
+        **{f"nvshmem_{kind}_{name}_reduce": reduced(kind, name)
+           for kind in TYPES for name in REDUCE},
+    }.items()
+} | {
     "nvshmem_my_pe": lambda program, *_: np.int32(program.rank),
     "nvshmem_n_pes": lambda program, *_: np.int32(program.device.num_ranks),
-} | {
-    f"nvshmem_{kind}_{name}_reduce": reduced(kind, name) for kind in TYPES for name in REDUCE
 }  # fmt: skip

@@ -13,8 +13,8 @@ from typing import Any, NamedTuple, Protocol
 from weft.base.place import UNKNOWN, Place
 from weft.base.report import Finding
 from weft.base.vocabulary import Scope
-from weft.emulator.clocks import Agents
-from weft.emulator.memory import Allocation, covers
+from weft.emulator.clocks import Agents, covers
+from weft.emulator.memory import Allocation
 from weft.emulator.scheduler import Waiter, Waiting
 from weft.emulator.shared_memory import Barrier
 

@@ -14,18 +14,20 @@ from typing import NamedTuple, Protocol
 import numpy as np
 
 from weft.base.vocabulary import Scope
-from weft.emulator.clocks import Agents, Clock
+from weft.emulator.clocks import Agents, Clock, covers
+
+Reach = tuple[Scope | None, int]  # a scope, and the device that it is seen from
 
 
 class Accesses:
     """Segments that have accessed a cell in one way, the latest first; shared between histories.
 
-    `reach` is the (scope, device) of all of them where it is one, for atomic accesses.
+    `reach` is that of all of them where it is one, for atomic accesses.
     """
 
     __slots__ = ("count", "earlier", "reach", "segment")
 
-    def __init__(self, segment: int, earlier: Accesses | None, reach: object = None) -> None:
+    def __init__(self, segment: int, earlier: Accesses | None, reach: Reach | None) -> None:
         self.segment = segment
         self.earlier = earlier
         self.count = 1 if earlier is None else earlier.count + 1
@@ -207,19 +209,16 @@ class Shadow:
             number = self._fresh[key] = self._number(history)
         return number
 
-    def _reach(self, segment: int) -> tuple[Scope | None, int]:
+    def _reach(self, segment: int) -> Reach:
         return self.agents.segment_scope[segment], self.agents.segment_device[segment]
 
     @staticmethod
-    def _all_covered(atomics: Accesses, reach: tuple[Scope | None, int]) -> bool:
+    def _all_covered(atomics: Accesses, reach: Reach) -> bool:
         """Do these scopes and that of `reach` include each other, seen at a glance?"""
         if atomics.reach is None:
             return False
         scope, device = atomics.reach
-        if scope is Scope.SYSTEM and reach[0] is Scope.SYSTEM:
-            return True
-        narrow = Scope.BLOCK in (scope, reach[0])
-        return not narrow and device == reach[1]
+        return covers(scope, reach[0], device == reach[1])
 
     def _check_writer(self, number: int, writer: int, access: Accessing) -> None:
         if not (access.owns(writer) or self.agents.known(writer, access.clock)):

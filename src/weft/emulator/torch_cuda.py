@@ -25,7 +25,7 @@ from torch.utils import _device
 from weft.base.errors import UsageError
 from weft.base.topology import Topology
 from weft.base.user_place import is_users, user_place
-from weft.emulator.context import context_of_rank, current
+from weft.emulator.context import RankStream, context_of_rank, current
 from weft.emulator.recording import Recording
 from weft.language import triton_api
 
@@ -36,7 +36,7 @@ _LIKE = [f"{name}_like" for name in ("empty", "zeros", "ones", "full", "rand", "
 _NEW = ["new_empty", "new_empty_strided", "new_zeros", "new_ones", "new_full", "new_tensor"]
 
 
-class Stream:
+class Stream(RankStream):
     """A stream of the calling rank; `stream` names one of the machine's instead of a new one."""
 
     def __init__(self, device: Any = None, priority: int = 0, *, stream: Any = None) -> None:
@@ -44,10 +44,8 @@ class Stream:
         if stream is None:
             number = context.belongings[Stream] = context.belongings.get(Stream, 0) + 1
             stream = context.device.stream(context.rank, f"cuda {number}")
-        self.context = context
-        self.stream = stream
+        super().__init__(context, stream)
         self.priority = priority
-        self._outer: list[Any] = []
 
     @property
     def cuda_stream(self) -> int:
@@ -78,17 +76,6 @@ class Stream:
 
     def query(self) -> bool:
         return self.stream.idle
-
-    def synchronize(self) -> None:
-        self.context.synchronize(self.stream)
-
-    def __enter__(self) -> Stream:
-        self._outer.append(self.context.stream)
-        self.context.stream = self.stream
-        return self
-
-    def __exit__(self, *failure: Any) -> None:
-        self.context.stream = self._outer.pop()
 
 
 class Event:

@@ -143,13 +143,10 @@ class SymmetricMemory:
         name = group_name or own.group_name or c10d._get_default_group().group_name
         if name not in own.handles:
             group = c10d._resolve_process_group(name)
-            position, members = group.rank(), group.members
-            meeting = SymmetricMemory.meetings.enter(
-                (HEAP, members), members, position, "a rendezvous of symmetric memory", own,
-                in_stream=False,
+            parts = SymmetricMemory.meetings.exchange(
+                (HEAP, group.members), group.members, group.rank(),
+                "a rendezvous of symmetric memory", own,
             )  # fmt: skip
-            parts = meeting.wait(position, in_stream=False)
-            meeting.leave()
             sizes = [part.nbytes for part in parts]
             if len(set(sizes)) > 1:
                 raise UsageError(

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any
 
+import torch
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
@@ -15,20 +16,25 @@ from weft.tiles.blocking import TMA_BYTES
 
 def descriptor(tensor: Any, block: Sequence[int]) -> TensorDescriptor:
     """A TMA descriptor of a 2-D tensor for blocks of `block`; a kernel takes it as an argument."""
-    shape, strides, block = tensor.shape, tensor.stride(), tuple(block)
-    key = tensor.dtype, strides, block
-    known = _checked.get(key)
-    if known is None or tensor.data_ptr() % TMA_BYTES or 0 in shape:
-        layout = block_layout(block, tensor.element_size())
-        made = TensorDescriptor.from_tensor(tensor, list(block), layout)
-        _checked[key] = copied(made, base=None, shape=None)
-        return made
+    shape, block = tensor.shape, tuple(block)
+    if tensor.data_ptr() % TMA_BYTES or 0 in shape:  # Triton says what is wrong
+        return _described(tensor, block)
     # What Triton's checks read is as it was: they take longer than all else.
-    return copied(known, base=tensor, shape=shape)
+    return copied(_checked(tensor.dtype, tensor.stride(), block), base=tensor, shape=shape)
 
 
-# By dtype, strides and block: descriptors without memory and extents.
-_checked: dict[tuple, TensorDescriptor] = {}
+@lru_cache(maxsize=1024)
+def _checked(
+    dtype: torch.dtype, strides: tuple[int, ...], block: tuple[int, ...]
+) -> TensorDescriptor:
+    """That of such tensors, without memory and extents."""
+    like = torch.empty_strided((1,) * len(strides), strides, dtype=dtype, device="meta")
+    return copied(_described(like, block), base=None, shape=None)
+
+
+def _described(tensor: Any, block: tuple[int, ...]) -> TensorDescriptor:
+    layout = block_layout(block, tensor.element_size())
+    return TensorDescriptor.from_tensor(tensor, list(block), layout)
 
 
 @cache

@@ -12,6 +12,7 @@ from weft.base.card import Op
 from weft.base.errors import UsageError
 from weft.tools import console, options
 from weft.tools.programs import find_op
+from weft.tools.run import count_gpus
 from weft.tools.words import op_dtype, parse_shape, shape_text
 
 AUTO = "auto"
@@ -38,7 +39,7 @@ def bench(
         ),
     ] = "",
     dtype: options.Dtype = "",
-    ranks: Annotated[int | None, options.option("N", "number of GPUs (default: all)")] = None,
+    ranks: options.Gpus = None,
     modes: Annotated[
         str,
         options.option(
@@ -117,9 +118,7 @@ def find_gpus(ranks: int | None) -> int:
 
     Raises  UsageError: too few are here
     """
-    import torch
-
-    there = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    there = count_gpus()
     if ranks is not None and ranks < 1:
         raise UsageError(f"--ranks {ranks}: at least one rank is needed")
     if there < (ranks or 1):

@@ -6,6 +6,7 @@ import hashlib
 import re
 import subprocess
 import tempfile
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,9 @@ from weft.base.target import Target
 FORMATS = {"cuda": ("cubin", "ptx"), "hip": ("hsaco", "amdgcn"), "emu": ("emu", "ttir")}
 # Memory of Triton's own that a launch has to bring along.
 SCRATCH = ("global", "profile")
+# What a kernel takes, by the names that each backend's tools give it.
+REGISTERS = {"cuda": r"REG:(\d+)", "hip": r"\.vgpr_count:\s+(\d+)"}
+STACK_BYTES = {"cuda": r"STACK:(\d+)", "hip": r"\.private_segment_fixed_size:\s+(\d+)"}
 
 
 @dataclass(frozen=True)
@@ -100,24 +104,20 @@ def binary_of(
 
 def registers(target: Target, code: bytes, assembly: str) -> int | None:
     """Registers per thread: from the cubin by cuobjdump, from the AMDGCN's own notes."""
-    if target.backend == "hip":
-        counts = re.findall(r"\.vgpr_count:\s+(\d+)", assembly)
-        return max(map(int, counts)) if counts else None
-    if target.backend == "cuda":
-        counts = re.findall(r"REG:(\d+)", _resources(code))
-        return max(map(int, counts)) if counts else None
-    return None
+    return _most(REGISTERS, target, code, assembly)
 
 
 def stack_bytes(target: Target, code: bytes, assembly: str) -> int | None:
     """Of a thread, what is spilled included; read as `registers` are."""
-    if target.backend == "hip":
-        found = re.findall(r"\.private_segment_fixed_size:\s+(\d+)", assembly)
-    elif target.backend == "cuda":
-        found = re.findall(r"STACK:(\d+)", _resources(code))
-    else:
-        found = []
-    return max(map(int, found)) if found else None
+    return _most(STACK_BYTES, target, code, assembly)
+
+
+def _most(named: Mapping[str, str], target: Target, code: bytes, assembly: str) -> int | None:
+    """The largest of the numbers that are named so; None where there is none."""
+    if target.backend not in named:
+        return None
+    text = _resources(code) if target.backend == "cuda" else assembly
+    return max(map(int, re.findall(named[target.backend], text)), default=None)
 
 
 def _resources(cubin: bytes) -> str:

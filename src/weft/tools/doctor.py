@@ -14,6 +14,7 @@ from weft.base.counts import counted
 from weft.base.target import TARGETS
 from weft.base.versions import version_of
 from weft.tools import console, options
+from weft.tools.run import count_gpus
 
 LIBRARIES = {
     "torch": "2.11",
@@ -101,7 +102,7 @@ def gpus() -> list[dict[str, Any]]:
     import torch
 
     found = []
-    for index in range(torch.cuda.device_count() if torch.cuda.is_available() else 0):
+    for index in range(count_gpus()):
         info = torch.cuda.get_device_properties(index)
         arch = f"sm_{info.major}{info.minor}"
         if torch.version.hip:

@@ -15,7 +15,7 @@ from weft.base.target import Target, parse_target
 from weft.manycore.record import is_manycore
 from weft.tools import console, options
 from weft.tools.files import find_program
-from weft.tools.words import is_file, parse_shape, parse_topology, shape_text
+from weft.tools.words import is_file, parse_shape, parse_some, parse_topology, shape_text
 
 if TYPE_CHECKING:
     from weft.base.card import Op
@@ -57,7 +57,7 @@ def explain(
         from weft.tools import many_cores
 
         return many_cores.explain(subject, ranks, nodes, shape, "", target, json)
-    wanted = _parts(show)
+    wanted = parse_some("--show", show, PARTS) or PARTS
     if mode not in MODES:
         raise UsageError(f"--mode {mode}: it is one of {', '.join(MODES)}")
     if is_file(subject):
@@ -76,13 +76,6 @@ def explain(
         indented = "\n".join(f"  {line}".rstrip() for line in part.text.splitlines())
         out.print(indented + "\n", markup=False)
     return console.FINE
-
-
-def _parts(words: str) -> tuple[str, ...]:
-    wanted = tuple(word for word in words.replace(" ", "").split(",") if word)
-    if unknown := [word for word in wanted if word not in PARTS]:
-        raise UsageError(f"--show {words}: {unknown[0]!r} is none of {', '.join(PARTS)}")
-    return wanted or PARTS
 
 
 def of_operator(

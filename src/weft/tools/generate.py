@@ -19,7 +19,7 @@ PAGE_SIZE = 16
 
 
 def generate(
-    model: Annotated[str, options.option("DIR", "a folder with a model of transformers")],
+    model: options.ModelFolder,
     prompt: Annotated[str, options.option("TEXT", "what is continued")],
     chat: Annotated[
         bool, options.flag("the prompt is a user's message, in the model's template", "--chat")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 from weft.base.settings import Settings
 from weft.tools import console, options
@@ -18,7 +18,7 @@ SILENCE_S = 120.0
 
 
 def machine(
-    ranks: Annotated[int | None, options.option("N", "number of GPUs (default: all)")] = None,
+    ranks: options.Gpus = None,
     json: options.AsJson = False,
 ) -> int:
     """Measure what copies, stores, signals, memory and products reach here, in some seconds.

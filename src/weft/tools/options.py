@@ -77,6 +77,7 @@ RanksAnywhere = Annotated[
     int | None,
     option("N", "number of ranks (default: one for each GPU; emulated 4, or as --nodes says)"),
 ]
+Gpus = Annotated[int | None, option("N", "number of GPUs (default: all)")]
 Where = Annotated[
     str,
     option(
@@ -112,6 +113,8 @@ Dtype = Annotated[
 Transport = Annotated[
     str, option("NAME", "how data is moved, for operators that have several ways")
 ]
+PlanTarget = Annotated[str, option("TARGET", "what the plan is for, e.g. hip:gfx942", "--target")]
+ModelFolder = Annotated[str, option("DIR", "a folder with a model of transformers")]
 Machine = Annotated[str, option("NAME", "the machine whose constants times are predicted with")]
 Seed = Annotated[int, option("N", "seed of the inputs and of the schedule", min=0)]
 NumSms = Annotated[

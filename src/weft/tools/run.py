@@ -11,9 +11,8 @@ from weft.base.settings import Settings
 from weft.base.topology import parse_nodes
 from weft.manycore.record import is_manycore
 from weft.tools import console, options
-from weft.tools.check import Step, Work, check_emulated, check_on_gpus
-from weft.tools.programs import find_op
-from weft.tools.words import op_dtype, parse_shape, parse_topology, shape_text
+from weft.tools.check import Step, check_emulated, check_on_gpus
+from weft.tools.words import shape_text
 
 TARGETS = ("auto", "cuda", "emu")
 Anywhere = Annotated[
@@ -47,19 +46,15 @@ def run(
 
         return many_cores.run(op, ranks, nodes, target, shape, dtype, seed, json)
     ranks, where, why = choose_target(target, ranks, nodes)
-    topology = parse_topology(ranks, nodes)
-    ranks = topology.num_ranks
-    card = find_op(op)
-    sizes = parse_shape(shape, card.default_shape)
-    work = Work(card, ranks, sizes, op_dtype(card, dtype).name, topology.sizes)
+    work = options.work_of(op, ranks, nodes, shape, dtype)
     work.check_memory()
     if target != where:
         console.notes().print(f"on the {PLACES[where]}: {why}", markup=False)
     values = {
         "op": op,
         "target": where,
-        "ranks": ranks,
-        "shape": sizes,
+        "ranks": work.num_ranks,
+        "shape": dict(work.shape),
         "dtype": work.dtype,
         "ok": False,
         "rel_err": None,

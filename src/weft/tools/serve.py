@@ -17,7 +17,7 @@ CLOSE_S = 30.0
 
 
 def serve(
-    model: Annotated[str, options.option("DIR", "a folder with a model of transformers")],
+    model: options.ModelFolder,
     host: Annotated[str, options.option("ADDRESS", "where to listen")] = "127.0.0.1",
     port: Annotated[int, options.option("N", "0: any that is free", min=0, max=65535)] = 8000,
     ranks: options.RanksAnywhere = None,

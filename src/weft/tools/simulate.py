@@ -74,9 +74,7 @@ def simulate(
     grow: Annotated[
         str, options.option("SIZE", "a size that grows with the ranks: weak scaling")
     ] = "",
-    target: Annotated[
-        str, options.option("TARGET", "what the plan is for, e.g. hip:gfx942", "--target")
-    ] = "cuda:90",
+    target: options.PlanTarget = "cuda:90",
     hw: options.Machine = "h200x8",
     leaf: Annotated[
         int, options.option("N", "nodes on one switch of their rail; 0: all on one", min=0)

@@ -41,9 +41,7 @@ def timeline(
     nodes: options.Nodes = "1",
     shape: options.Shape = "",
     dtype: options.Dtype = "",
-    target: Annotated[
-        str, options.option("TARGET", "what the plan is for, e.g. hip:gfx942", "--target")
-    ] = "cuda:90",
+    target: options.PlanTarget = "cuda:90",
     hw: options.Machine = "h200x4",
     json: options.AsJson = False,
 ) -> int:

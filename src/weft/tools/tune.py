@@ -23,7 +23,7 @@ def tune(
     op: options.ProgramWord,
     shape: options.Ranges = "",
     dtype: options.Dtype = "",
-    ranks: Annotated[int | None, options.option("N", "number of GPUs (default: all)")] = None,
+    ranks: options.Gpus = None,
     emulated: Annotated[
         int | None,
         options.option("N", "on so many emulated ranks: steps are counted, no time is taken"),

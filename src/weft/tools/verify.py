@@ -29,7 +29,14 @@ from weft.tools.subjects import (
     subjects_of_op,
     subjects_on_hopper,
 )
-from weft.tools.words import find_script, is_script, op_dtype, parse_shape, parse_topology
+from weft.tools.words import (
+    find_script,
+    is_script,
+    op_dtype,
+    parse_shape,
+    parse_some,
+    parse_topology,
+)
 
 if TYPE_CHECKING:
     from weft.emulator.observation import Recorder
@@ -138,7 +145,7 @@ def verify(
         name = op_dtype(card, "" if is_default else dtype, DEFAULT_DTYPE).name
         work = Work(card, topology.num_ranks, sizes, name, topology.sizes)
         work.check_memory()
-        ways = _ways(calls, ["once"] if exhaustive else list(CALLS))
+        ways = parse_some("--calls", calls, CALLS) or (["once"] if exhaustive else list(CALLS))
         there = few_tiles_on_hopper(work) if small and not shape else work
         subjects = _subjects(work, there, ways, num_sms, small, arch)
         if small and not shape:
@@ -224,14 +231,6 @@ def _check_script(script: str, shape: str, dtype: str, calls: str) -> None:
                 f"{option} {words}: {script} is a script, which knows its own sizes; give its "
                 "arguments after --"
             )
-
-
-def _ways(words: str, default: list[str]) -> list[str]:
-    ways = [word for word in words.replace(" ", "").split(",") if word] or default
-    unknown = [way for way in ways if way not in CALLS]
-    if unknown:
-        raise UsageError(f"--calls {words}: {unknown[0]!r} is none of {', '.join(CALLS)}")
-    return ways
 
 
 def _smaller(subject: AnySubject) -> object:

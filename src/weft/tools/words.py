@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 from typer.core import TyperCommand
@@ -38,6 +38,17 @@ def parse_shape(text: str | None, default: Mapping[str, int]) -> dict[str, int]:
 
 def _example(default: Mapping[str, int]) -> str:
     return "--shape " + ",".join(f"{name}={size}" for name, size in default.items())
+
+
+def parse_some(option: str, text: str, known: Collection[str]) -> list[str]:
+    """The words of `text`, with commas between them.
+
+    Raises  UsageError: one that is not among those that are known
+    """
+    words = [word for word in text.replace(" ", "").split(",") if word]
+    if unknown := [word for word in words if word not in known]:
+        raise UsageError(f"{option} {text}: {unknown[0]!r} is none of {', '.join(known)}")
+    return words
 
 
 def shape_text(shape: Mapping[str, int]) -> str:

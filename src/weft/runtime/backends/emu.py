@@ -22,9 +22,8 @@ from weft.base.settings import Settings
 from weft.base.target import TARGETS
 from weft.base.user_place import user_place
 from weft.emulator.actors import address_of, span_of
-from weft.emulator.context import RankContext, context_of_rank
+from weft.emulator.context import RankContext, RankStream, context_of_rank
 from weft.emulator.device import HeapView
-from weft.emulator.device import Stream as MachineStream
 from weft.emulator.process_group import EmulatedGroup
 from weft.emulator.recording import LaunchRecording, Recording
 from weft.emulator.session import open_session
@@ -80,28 +79,15 @@ def _variable(context: RankContext, name: str) -> str:
     return name if default is None else context.variable(_MAKERS[default[1]]) or name
 
 
-class RankStream:
+class WorldStream(RankStream):
     """A stream of the calling rank, as `runtime.backend.Stream` asks for it."""
 
-    def __init__(self, context: RankContext, stream: MachineStream) -> None:
-        self.context = context
-        self.stream = stream
-        self.name = stream.name
-        self._outer: list[MachineStream] = []
+    @property
+    def name(self) -> str:
+        return self.stream.name
 
-    def wait(self, other: RankStream) -> None:
+    def wait(self, other: WorldStream) -> None:
         self.context.order(self.stream, other.stream)
-
-    def synchronize(self) -> None:
-        self.context.synchronize(self.stream)
-
-    def __enter__(self) -> RankStream:
-        self._outer.append(self.context.stream)
-        self.context.stream = self.stream
-        return self
-
-    def __exit__(self, *failure: Any) -> None:
-        self.context.stream = self._outer.pop()
 
 
 class EmulatedBackend:
@@ -211,13 +197,10 @@ class EmulatedBackend:
     # ---- meeting the other ranks on the host
 
     def exchange(self, value: Any, timeout_s: float) -> list[Any]:
-        meeting = self.session.meetings.enter(
+        return self.session.meetings.exchange(
             ("world", self.members, self._number), self.members, self.seats.rank,
-            f"a collective step of world {self.asked!r}", value, in_stream=False,
+            f"a collective step of world {self.asked!r}", value,
         )  # fmt: skip
-        values = meeting.wait(self.seats.rank, in_stream=False)
-        meeting.leave()
-        return values
 
     def call_logs(self) -> Sequence[memoryview | None]:
         logs = self.session.shared.setdefault(
@@ -231,38 +214,40 @@ class EmulatedBackend:
     def load(self, kernel: Any, arguments: Sequence[Any], options: dict[str, Any]) -> None:
         """Nothing waits for a binary here."""
 
-    def current_stream(self) -> RankStream:
+    def current_stream(self) -> WorldStream:
         return self.stream(self.context.stream.name)
 
     def stream_number(self) -> int:
         return self.context.stream.number
 
-    def wait_for(self, other: RankStream) -> None:
+    def wait_for(self, other: WorldStream) -> None:
         recording = self.context.recording
         if recording is None or recording.holds(other.stream):
             self.current_stream().wait(other)
 
-    def stream(self, name: str) -> RankStream:
+    def stream(self, name: str) -> WorldStream:
         streams = self.context.belongings.setdefault("streams", {})
         if name not in streams:
-            streams[name] = RankStream(
+            streams[name] = WorldStream(
                 self.context, self.machine.device.stream(self.context.rank, name)
             )
         return streams[name]
 
     def copy(self, dst: torch.Tensor, src: torch.Tensor) -> None:
-        self.context.reach(src, address_of(src), "copied tensor")
-        self.context.reach(dst, address_of(dst), "copied tensor")
-        to, source, place = span_of(dst), span_of(src), user_place()
-        kept = self.context.keeping(dst, src)
-        self.context.enqueue(lambda: CopyWork(to, source, place=place, keep=kept()))
+        self._queue_copy(CopyWork, span_of, dst, src, "copied tensor")
 
     def copy_word(self, dst: torch.Tensor, src: torch.Tensor) -> None:
-        self.context.reach(src, address_of(src), "copied word")
-        self.context.reach(dst, address_of(dst), "copied word")
-        to, source, place = address_of(dst), address_of(src), user_place()
+        self._queue_copy(WordCopyWork, address_of, dst, src, "copied word")
+
+    def _queue_copy(
+        self, work: Any, where: Callable[[torch.Tensor], Any], dst: torch.Tensor,
+        src: torch.Tensor, what: str,
+    ) -> None:  # fmt: skip
+        for one in (src, dst):
+            self.context.reach(one, address_of(one), what)
+        to, source, place = where(dst), where(src), user_place()
         kept = self.context.keeping(dst, src)
-        self.context.enqueue(lambda: WordCopyWork(to, source, place=place, keep=kept()))
+        self.context.enqueue(lambda: work(to, source, place=place, keep=kept()))
 
     def take_token(self, word: torch.Tensor) -> None:
         address, place = address_of(word), user_place()
