@@ -48,19 +48,23 @@ def sealed(manifest: Mapping[str, Any]) -> dict[str, Any]:
 def read_manifest(folder: Path) -> dict[str, Any]:
     """Raises  UsageError: there is none, of another format, or changed since it was written"""
     path = folder / MANIFEST
-    try:
-        manifest = json.loads(path.read_text())
-        number = manifest["format"]
-    except (OSError, ValueError, TypeError, KeyError) as error:
-        raise UsageError(
-            f"{path} is no artefact: {error!r}; `weft compile OP --shape .. -o {folder}` writes one"
-        ) from error
-    if number != FORMAT:
-        raise UsageError(f"{path} has format {number}, this weft reads {FORMAT}: compile it again")
+    manifest = read_format(path, FORMAT, "artefact", f"weft compile OP --shape .. -o {folder}")
     found, said = sealed(manifest)["sha256"], manifest.get("sha256")
     if found != said:
         raise damaged(path, f"its contents have the sha256 {found}, but it says {said}")
     return manifest
+
+
+def read_format(path: Path, number: int, kind: str, verb: str) -> dict[str, Any]:
+    """JSON that says of which format it is. Raises  UsageError: none there, or of another"""
+    try:
+        values = json.loads(path.read_text())
+        found = values["format"]
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise UsageError(f"{path} is no {kind}: {error!r}; `{verb}` writes one") from error
+    if found != number:
+        raise UsageError(f"{path} has format {found}, this weft reads {number}: compile it again")
+    return values
 
 
 def entries(manifest: Mapping[str, Any]) -> Iterator[Mapping[str, str]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import sysconfig
+from functools import cache
 from importlib.util import find_spec
 from types import FrameType
 
@@ -25,14 +26,11 @@ _LIBRARIES = tuple(
         ),
     }
 )
-_is_foreign: dict[str, bool] = {}
 
 
+@cache
 def _foreign(file: str) -> bool:
-    known = _is_foreign.get(file)
-    if known is None:
-        known = _is_foreign[file] = file.startswith(("<frozen", *_LIBRARIES))
-    return known
+    return file.startswith(("<frozen", *_LIBRARIES))
 
 
 def user_place() -> Place:
@@ -50,7 +48,7 @@ def place_of(frame: FrameType | None) -> Place:
     while frame is not None:
         code = frame.f_code
         file = code.co_filename
-        whose = _whose.get(file) or _find_whose(file)
+        whose = _whose(file)
         if whose == "user":
             here = Frame(file, frame.f_lineno, code.co_name)
             return Place((here, *reversed(inner)))
@@ -73,15 +71,10 @@ _MACHINERY = (
     os.path.join(_PACKAGE, "runtime", "replays.py"),
 )
 
-# By file: "user", "weft", or of no interest.
-_whose: dict[str, str] = {}
 
-
-def _find_whose(file: str) -> str:
-    whose = "user"
+@cache
+def _whose(file: str) -> str:
+    """ "user", "weft", or of no interest."""
     if _foreign(file) or file.startswith(_MACHINERY):
-        whose = "nobody"
-    elif file.startswith(_PACKAGE):
-        whose = "weft"
-    _whose[file] = whose
-    return whose
+        return "nobody"
+    return "weft" if file.startswith(_PACKAGE) else "user"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Iterator
+from functools import lru_cache
 from typing import Any
 
 import ml_dtypes
@@ -40,7 +41,8 @@ def take_launch(launch: Launch) -> None:
             "the function that is given to ranks.run(...)",
             place=place,
         )
-    kernel = context.machine.rewrite.kernel(_own_text(launch))
+    file = launch.jit_function.fn.__code__.co_filename
+    kernel = context.machine.rewrite.kernel(_own_text(launch.text, file, launch.num_warps))
     if launch.written:
         report_removed_waits(context, launch)
     arguments = Arguments(context, launch)
@@ -55,31 +57,25 @@ def take_launch(launch: Launch) -> None:
 
 
 _KERNEL_FILE = re.compile(r'^#loc = loc\("([^"]*)":', re.MULTILINE)
-_own_texts: dict[tuple[str, str, int], str] = {}
 
 
-def _own_text(launch: Launch) -> str:
-    """The launch's TTIR with the places of the file that it was launched from.
+@lru_cache(maxsize=1024)
+def _own_text(text: str, file: str, num_warps: int) -> str:
+    """A launch's TTIR with the places of the file that it was launched from.
 
     Triton's cache knows a kernel by its text: of two files with the same kernel, at the same
     line, the second one gets the first one's TTIR, and with it the first one's places.
     """
-    file = launch.jit_function.fn.__code__.co_filename
-    key = (launch.text, file, launch.num_warps)
-    text = _own_texts.get(key)
-    if text is None:
-        text = launch.text
-        if "tt.elementwise_inline_asm" in text:  # which may ask for its threads
-            attribute = f'"ttg.num-warps" = {launch.num_warps} : i32'
-            text = text.replace("module {", f"module attributes {{{attribute}}} {{", 1)
-        found = _KERNEL_FILE.search(text)
-        if found is not None and found[1] != file:
-            text = text.replace(f'loc("{found[1]}":', f'loc("{file}":')
-            if os.path.basename(found[1]) == os.path.basename(file):
-                # A copied folder: what the kernel calls from beside it was copied as well.
-                before, now = os.path.dirname(found[1]), os.path.dirname(file)
-                text = re.sub(rf'loc\("{re.escape(before)}/([^"/]*)":', rf'loc("{now}/\1":', text)
-        _own_texts[key] = text
+    if "tt.elementwise_inline_asm" in text:  # which may ask for its threads
+        attribute = f'"ttg.num-warps" = {num_warps} : i32'
+        text = text.replace("module {", f"module attributes {{{attribute}}} {{", 1)
+    found = _KERNEL_FILE.search(text)
+    if found is not None and found[1] != file:
+        text = text.replace(f'loc("{found[1]}":', f'loc("{file}":')
+        if os.path.basename(found[1]) == os.path.basename(file):
+            # A copied folder: what the kernel calls from beside it was copied as well.
+            before, now = os.path.dirname(found[1]), os.path.dirname(file)
+            text = re.sub(rf'loc\("{re.escape(before)}/([^"/]*)":', rf'loc("{now}/\1":', text)
     return text
 
 

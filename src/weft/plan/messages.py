@@ -472,8 +472,7 @@ def send(kind: Any, x: Any, dst: int, world: Any, name: str, config: Config | No
 
 
 def _send(kind: Any, x: Any, dst: int, world: Any, name: str, config: Config | None) -> None:
-    make = partial(_make_send, kind)
-    find_call(world, kind.op, (x,), (dst, name, config), make, by_layout)(x)
+    find_call(world, kind.op, (x,), (dst, name, config), partial(Send, kind), by_layout)(x)
 
 
 @torch.compiler.disable
@@ -488,10 +487,6 @@ def _send_between_graphs(kind: Any, x: Any, *rest: Any) -> None:
     _send(kind, operations.without_class(x), *rest)
 
 
-def _make_send(kind: Any, world: Any, x: Any, dst: int, name: str, config: Any) -> Send:
-    return Send(kind, world, x, dst, name, config)
-
-
 def receive(
     kind: Any, wanted: Any, src: int, world: Any, name: str, config: Config | None, out: Any
 ) -> torch.Tensor:
@@ -503,18 +498,11 @@ def receive(
 def _receive(
     kind: Any, wanted: Any, src: int, world: Any, name: str, config: Config | None, out: Any
 ) -> torch.Tensor:
-    make = partial(_make_receive, kind)
-    call = find_call(world, kind.op, (wanted, out), (src, name, config), make, by_layout)
-    return call(out)
+    tensors, rest = (wanted, out), (src, name, config)
+    return find_call(world, kind.op, tensors, rest, partial(Receive, kind), by_layout)(out)
 
 
 _receive_between_graphs = torch.compiler.disable(_receive)
-
-
-def _make_receive(
-    kind: Any, world: Any, wanted: Any, out: Any, src: int, name: str, config: Any
-) -> Receive:
-    return Receive(kind, world, wanted, out, src, name, config)
 
 
 # ---------------------------------------------------------------------------------------------

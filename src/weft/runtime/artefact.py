@@ -145,16 +145,19 @@ def _in_words(extents: Any, count: int) -> str:
 
 
 def _kind(tensor: Any) -> tuple:
-    """By what calls are found: how a tensor lies where it has more than one element along a
-    dimension."""
-    strides = (step if extent > 1 else 0 for extent, step in zip(tensor.shape, tensor.stride()))
-    return str(tensor.dtype), tuple(tensor.shape), tuple(strides) if tensor.numel() else ()
+    """By what calls are found."""
+    return str(tensor.dtype), tuple(tensor.shape), _lies(tensor.shape, tensor.stride())
 
 
 def _kind_of(told: Mapping[str, Any]) -> tuple:
     shape = tuple(told["shape"])
-    strides = (step if extent > 1 else 0 for extent, step in zip(shape, told["strides"]))
-    return f"torch.{told['dtype']}", shape, tuple(strides) if prod(shape) else ()
+    return f"torch.{told['dtype']}", shape, _lies(shape, told["strides"])
+
+
+def _lies(shape: Sequence[int], strides: Sequence[int]) -> tuple[int, ...]:
+    """Steps along dimensions where a tensor has more than one element, else 0."""
+    steps = (step if extent > 1 else 0 for extent, step in zip(shape, strides))
+    return tuple(steps) if prod(shape) else ()
 
 
 class _OnWorld:
@@ -293,10 +296,7 @@ class _OnWorld:
 
 
 def _packed(shape: Sequence[int]) -> tuple[int, ...]:
-    if not prod(shape):
-        return ()
-    steps = [prod(shape[axis + 1 :]) for axis in range(len(shape))]
-    return tuple(step if extent > 1 else 0 for extent, step in zip(shape, steps))
+    return _lies(shape, [prod(shape[axis + 1 :]) for axis in range(len(shape))])
 
 
 class _Kernel:

@@ -21,7 +21,6 @@ Limits  CUDA; no descriptors among the arguments (a TMA descriptor is made by Tr
 from __future__ import annotations
 
 import ctypes
-import json
 import math
 import operator
 from collections.abc import Iterator, Mapping, Sequence
@@ -245,17 +244,7 @@ def load(folder: str | Path, target: str) -> dict[str, CompiledKernel]:
             UnsupportedError: kernels that only Triton's launcher can launch
     """
     path = Path(folder) / "plan.json"
-    try:
-        plan = json.loads(path.read_text())
-        number = plan["format"]
-    except (OSError, ValueError, TypeError, KeyError) as error:
-        raise UsageError(
-            f"{path} is no plan: {error!r}; `weft compile OP -o {folder}` writes one"
-        ) from error
-    if number != PLAN_FORMAT:
-        raise UsageError(
-            f"{path} has format {number}, this weft reads {PLAN_FORMAT}: compile it again"
-        )
+    plan = artefacts.read_format(path, PLAN_FORMAT, "plan", f"weft compile OP -o {folder}")
     kernels = plan.get("kernels")
     if plan.get("sha256") != plan_digest(kernels):
         raise artefacts.damaged(path, "its kernels are not those that its sha256 is of")

@@ -310,14 +310,8 @@ def last_first(i, num_m, num_n):
     return swizzle.At(num_m - 1 - i // num_n, i % num_n)
 
 
-@api.builtin
-def _is_whole(seen, _semantic=None):
-    return api.constexpr(api.tuple_fields(seen) == Whole._fields)
-
-
-@api.builtin
-def _is_listed(seen, _semantic=None):
-    return api.constexpr(api.tuple_fields(seen) == Listed._fields)
+_is_whole = api.is_one_of(Whole)
+_is_listed = api.is_one_of(Listed)
 
 
 @triton.jit

@@ -85,9 +85,7 @@ class Stored(NamedTuple):
     shape: Any
 
 
-@api.builtin
-def is_paged(cache, _semantic=None):
-    return api.constexpr(api.tuple_fields(cache) == Paged._fields)
+is_paged = api.is_one_of(Paged)
 
 
 @triton.jit

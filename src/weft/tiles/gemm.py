@@ -204,24 +204,10 @@ class Always(NamedTuple):
 
 
 # By type: what a tile's rows are decides how they are loaded.
-@api.builtin
-def is_indexed(rows, _semantic=None):
-    return api.constexpr(api.tuple_fields(rows) == Indexed._fields)
-
-
-@api.builtin
-def is_sliced(rows, _semantic=None):
-    return api.constexpr(api.tuple_fields(rows) in (Indexed._fields, Sliced._fields))
-
-
-@api.builtin
-def is_shifted(rows, _semantic=None):
-    return api.constexpr(api.tuple_fields(rows) == Shifted._fields)
-
-
-@api.builtin
-def is_slice(rows, _semantic=None):
-    return api.constexpr(api.tuple_fields(rows) == Slice._fields)
+is_indexed = api.is_one_of(Indexed)
+is_sliced = api.is_one_of(Indexed, Sliced)
+is_shifted = api.is_one_of(Shifted)
+is_slice = api.is_one_of(Slice)
 
 
 @triton.jit

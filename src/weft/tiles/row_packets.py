@@ -76,8 +76,9 @@ def in_rows(i, num_m, num_n, args):
 
 
 @triton.jit
-def _packets(words, source, at, tile, parts, e, num_ranks: tl.constexpr, per: tl.constexpr):
-    """The packets of a tile from `source`, and which there are; each of `per` elements."""
+def _packets(words, source, x, at, tile, parts, e, num_ranks: tl.constexpr):
+    """The packets of a tile from `source`, and which there are; each of 32 bits of x's dtype."""
+    per: tl.constexpr = 32 // x.dtype.element_ty.primitive_bitwidth
     width: tl.constexpr = tile.n // per
     row = at.row + tl.arange(0, tile.m)
     c = tl.arange(0, width)
@@ -89,22 +90,19 @@ def _packets(words, source, at, tile, parts, e, num_ranks: tl.constexpr, per: tl
 @triton.jit
 def send(words, x, parts, at, fragment, tile, e, rank, world, num_ranks: tl.constexpr):
     """What this rank has of a tile, in x's dtype -> every other rank."""
-    dtype: tl.constexpr = x.dtype.element_ty
-    per: tl.constexpr = 32 // dtype.primitive_bitwidth
-    there, mask = _packets(words, rank, at, tile, parts, e, num_ranks, per)
-    flag = e.to(tl.int32)
+    there, mask = _packets(words, rank, x, at, tile, parts, e, num_ranks)
+    value, flag = fragment.to(x.dtype.element_ty), e.to(tl.int32)
     for hop in range(1, num_ranks):
         to = (rank + hop) % num_ranks
-        wl.put_packets(world, there, fragment.to(dtype), flag, to=to, mask=mask)
+        wl.put_packets(world, there, value, flag, to=to, mask=mask)
 
 
 @triton.jit
 def push(words, x, parts, at, fragment, tile, e, rank, world, num_ranks: tl.constexpr):
     """This rank's share of a tile -> who owns its rows."""
-    dtype: tl.constexpr = x.dtype.element_ty
-    per: tl.constexpr = 32 // dtype.primitive_bitwidth
-    there, mask = _packets(words, rank, at, tile, parts, e, num_ranks, per)
-    wl.put_packets(world, there, fragment.to(dtype), e.to(tl.int32), to=at.owner, mask=mask)
+    there, mask = _packets(words, rank, x, at, tile, parts, e, num_ranks)
+    value, flag = fragment.to(x.dtype.element_ty), e.to(tl.int32)
+    wl.put_packets(world, there, value, flag, to=at.owner, mask=mask)
 
 
 @triton.jit
@@ -120,8 +118,7 @@ def take(words, x, parts, at, tile, e, world, num_ranks: tl.constexpr):
 def _taken(words, source, x, parts, at, tile, e, world, num_ranks: tl.constexpr):
     """What `source` has sent of a tile."""
     dtype: tl.constexpr = x.dtype.element_ty
-    per: tl.constexpr = 32 // dtype.primitive_bitwidth
-    there, mask = _packets(words, source, at, tile, parts, e, num_ranks, per)
+    there, mask = _packets(words, source, x, at, tile, parts, e, num_ranks)
     flag = e.to(tl.int32)
     return wl.wait_packets(there, flag, world=world, mask=mask, dtype=dtype).to(tl.float32)
 

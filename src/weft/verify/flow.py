@@ -11,9 +11,9 @@ nodes of interest, everything else is a joint. The questions are asked once, her
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 WAIT, LOAD, STORE, RELEASE, BARRIER, COMPLETE, JOINT = (
     "wait",
@@ -25,8 +25,21 @@ WAIT, LOAD, STORE, RELEASE, BARRIER, COMPLETE, JOINT = (
     "joint",
 )
 
+T = TypeVar("T", bound=Hashable)
 Assumption = tuple[Hashable, bool]  # a condition, and its value
 Valuation = frozenset[Assumption]
+
+
+def reached(starts: Iterable[T], following: Callable[[T], Iterable[T]]) -> set[T]:
+    """Where one comes from `starts`, these included, in steps to what is `following`."""
+    found: set[T] = set()
+    todo = list(starts)
+    while todo:
+        one = todo.pop()
+        if one not in found:
+            found.add(one)
+            todo.extend(following(one))
+    return found
 
 
 @dataclass(eq=False)

@@ -167,21 +167,15 @@ def spins(program: Program, sources: Sources) -> dict[int, int]:
 def _comes_back(program: Program, start: int, sources: Sources) -> bool:
     """Can control return to `start` without a load, store or wait of another kind between?"""
     groups = groups_of(program.instructions[start], sources)
-    seen: set[int] = set()
-    todo = list(program.successors[start])
-    while todo:
-        index = todo.pop()
-        if index == start:
-            return True
-        if index in seen:
-            continue
-        seen.add(index)
+
+    def following(index: int) -> list[int]:
         one = program.instructions[index]
         other = kind_of(one, sources) in (flow.LOAD, flow.STORE, flow.RELEASE)
         if other or (is_poll(one, sources) and not groups_of(one, sources) & groups):
-            continue
-        todo.extend(program.successors[index])
-    return False
+            return []
+        return program.successors[index]
+
+    return start in flow.reached(program.successors[start], following)
 
 
 # ---------------------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
+from weft.verify.flow import reached
 from weft.verify.places import NOWHERE, AssemblyLines, Key, Loc, key_of
 
 _LABEL = re.compile(r"^([A-Za-z_$%][\w$%]*)\s*:(?!:)")
@@ -113,21 +114,15 @@ class Program:
 
     def parameters(self, instruction: Instruction) -> set[int]:
         """Which kernel parameters the instruction's address is computed from."""
-        found: set[int] = set()
-        seen: set[str] = set()
+
+        def made_of(register: str) -> str:
+            return " ".join(one.operands for one in self.definitions.get(register, ()))
+
         address = instruction.operands
         if bracket := re.search(r"\[(.*)\]", address, re.DOTALL):
             address = bracket[1]
-        todo = _REGISTER.findall(address)
-        while todo:
-            register = todo.pop()
-            if register in seen:
-                continue
-            seen.add(register)
-            for definition in self.definitions.get(register, []):
-                found.update(int(number) for number in _PARAMETER.findall(definition.operands))
-                todo.extend(_REGISTER.findall(definition.operands))
-        return found
+        registers = reached(_REGISTER.findall(address), lambda one: _REGISTER.findall(made_of(one)))
+        return {int(number) for one in registers for number in _PARAMETER.findall(made_of(one))}
 
 
 def parse(text: str, files: Mapping[str, str], known: Collection[Key] = frozenset()) -> Program:

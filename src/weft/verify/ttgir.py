@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from weft.ir import ttir, ttir_parser
 from weft.ir.ttir import Op, Region, Value
+from weft.verify.flow import reached
 
 _FIRST_IS_BASE = ("tt.addptr", "tt.make_tensor_descriptor", "tt.make_tensor_ptr", "tt.advance",
                   "ttng.reinterpret_tensor_descriptor")  # fmt: skip
@@ -53,31 +54,21 @@ class Function:
 
     def slice(self, *values: Value) -> set[Value]:
         """Everything from which `values` are computed, `values` included."""
-        seen: set[Value] = set()
-        todo = list(values)
-        while todo:
-            value = todo.pop()
-            if value not in seen:
-                seen.add(value)
-                todo.extend(self.inputs_of(value))
-        return seen
+        return reached(values, self.inputs_of)
 
     def bases(self, value: Value) -> set[int]:
         """Which pointer arguments of the function the address `value` starts from."""
-        seen: set[Value] = set()
-        todo = [value]
-        while todo:
-            current = todo.pop()
-            if current in seen:
-                continue
-            seen.add(current)
+
+        def above(current: Value) -> list[Value]:
             definition = self.definitions.get(current)
             if current in self.sources:
-                todo.extend(self.sources[current])
-            elif definition is not None and definition.name in _FIRST_IS_BASE:
-                todo.extend(definition.operands[:1])
-            elif definition is not None and definition.name not in _ENDS_ADDRESS:
-                todo.extend(definition.operands)
+                return self.sources[current]
+            if definition is None or definition.name in _ENDS_ADDRESS:
+                return []
+            is_base = definition.name in _FIRST_IS_BASE
+            return definition.operands[:1] if is_base else definition.operands
+
+        seen = reached([value], above)
         return {
             index
             for index, one in enumerate(self.arguments)

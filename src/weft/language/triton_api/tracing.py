@@ -120,6 +120,17 @@ def tuple_fields(value: Any) -> tuple[str, ...]:
     return tuple(value.type.fields or ()) if is_tuple(value) else ()
 
 
+def is_one_of(*kinds: Any) -> Callable:
+    """A builtin: is what a kernel was handed one of these named tuples? A constant."""
+    known = [kind._fields for kind in kinds]
+
+    @builtin
+    def is_one(value, _semantic=None):
+        return constexpr(tuple_fields(value) in known)
+
+    return is_one
+
+
 def make_tuple(values: Sequence[Any]) -> Any:
     """A traced tuple, to be handed to `@triton.jit` code."""
     return core.tuple(list(values))

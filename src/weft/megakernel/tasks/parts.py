@@ -27,9 +27,7 @@ class Parts(NamedTuple):
     dtype: Any
 
 
-@api.builtin
-def is_in_parts(x, _semantic=None):
-    return api.constexpr(api.tuple_fields(x) == Parts._fields)
+is_in_parts = api.is_one_of(Parts)
 
 
 @triton.jit
