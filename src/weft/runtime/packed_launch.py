@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Mapping, Sequence
-from functools import lru_cache
 from typing import Any
 
 from weft.runtime.backends.modules import NUMBERS, SCRATCH, Descriptor, Modules
@@ -31,8 +30,7 @@ class Launch:
         # Numbers of words that are addresses, and each one's place and distance.
         self._at: list[int] = []
         self._pointers: list[tuple[int, int]] = []
-        # Numbers of words that are tensor maps, what makes one of an address, place and distance.
-        self._maps: list[tuple[int, Callable[[int], Any], int, int]] = []
+        self._maps: list[tuple[int, Descriptor, int, int, dict[int, Any]]] = []
         described = iter(kernel.descriptors or ())
         for kind, *value in words:
             if kind == "descriptor":
@@ -64,23 +62,26 @@ class Launch:
             self._packed += [ctypes.c_int64(one) for one in (*shape, *strides)]
             self._packed.append(ctypes.c_int8(fills_with_nan))
         else:
-            descriptor = Descriptor(
+            one = Descriptor(
                 tuple(shape), tuple(strides), tuple(told["block_size"]),
                 MAP_KINDS.get(told["elem_type"], told["elem_type"]), told["elem_size"],
                 told["swizzle"], fills_with_nan,
             )  # fmt: skip
-            encode = lru_cache(KEPT_DESCRIPTORS)(
-                lambda address: self._driver.encode(descriptor, address)
-            )
-            self._maps.append((len(self._packed), encode, *find(at)))
+            self._maps.append((len(self._packed), one, *find(at), {}))
             self._packed.append(ctypes.c_uint64(0))  # in whose place the map will be
         self._packed += [ctypes.c_int32(one) for one in shape]
         self._packed += [ctypes.c_int64(one) for one in strides]
 
     def __call__(self, places: Sequence[int], stream: int) -> None:
         self._addresses[:] = [places[place] + distance for place, distance in self._pointers]
-        for number, encode, place, distance in self._maps:
-            self._places[number] = ctypes.addressof(encode(places[place] + distance))
+        for number, descriptor, place, distance, kept in self._maps:
+            address = places[place] + distance
+            found = kept.get(address)
+            if found is None:
+                if len(kept) >= KEPT_DESCRIPTORS:
+                    kept.clear()
+                found = kept[address] = self._driver.encode(descriptor, address)
+            self._places[number] = ctypes.addressof(found)
         self._driver.launch(self._binary, self._function, self._grid, self._places, stream)
 
 

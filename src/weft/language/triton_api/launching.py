@@ -380,8 +380,18 @@ def _kept_descriptors(
     make: Callable[[int], Any], place: int, distance: int
 ) -> Callable[[Sequence[int]], Any]:
     """Of the address at a place; those of the last addresses are kept."""
-    kept = lru_cache(KEPT_DESCRIPTORS)(make)
-    return lambda places: kept(places[place] + distance)
+    kept: dict[int, Any] = {}
+
+    def descriptor(places: Sequence[int]) -> Any:
+        address = places[place] + distance
+        found = kept.get(address)
+        if found is None:
+            if len(kept) >= KEPT_DESCRIPTORS:
+                kept.clear()
+            found = kept[address] = make(address)
+        return found
+
+    return descriptor
 
 
 def _changing(values: tuple, find: Find) -> tuple[tuple, Callable[[Sequence[int]], tuple] | None]:
