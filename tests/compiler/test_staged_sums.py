@@ -120,7 +120,8 @@ def test_layers_whose_sums_are_carried(ranks, num_ranks: int, gathered: str):
     ranks(lambda: calls(compiled, (41, 2, 41, 9)), num_ranks)
 
 
-def test_two_layers_share_one_stream(ranks):
+@pytest.mark.parametrize("by", BY_ENGINES)
+def test_two_layers_share_one_stream(ranks, by: str):
     """The second's chunks go behind the first's, and its gather does not stand behind either."""
 
     @program(
@@ -134,7 +135,7 @@ def test_two_layers_share_one_stream(ranks):
     collectives = [one for one in two.stages.program.tasks if one.dim is not None]
     kinds = ["all_gather", "reduce_scatter"] * 2
     assert [one.kind for one in collectives] == kinds
-    engines = ("sm_push", "ce_push", "ce_push", "ce_push")
+    engines = ("sm_push", by, "ce_push", by)
     names = [one.name for one in collectives]
     compiled = two.options(settings=Settings(engines=dict(zip(names, engines))))
     plan = compiled.overlapped(Facts({"m": 48}, 3, TARGETS["emu"])).plan
