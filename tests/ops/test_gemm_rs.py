@@ -244,6 +244,21 @@ def test_what_is_taken_on_four_ranks_is_what_was_fastest(shape, transport, tile_
     assert choose(problem, TARGETS["cuda:90"], is_recorded=True).transport == recorded
 
 
+@pytest.mark.parametrize("num_ranks", [2, 4])
+def test_launches_in_parts_are_recorded_behind_calls_by_engines_alone(num_ranks):
+    """These have the memory and the kernels of a recorded call; where SMs push, or nothing is
+    fused, a recording could get neither."""
+    others, parts = set(), 0
+    for n, k in ((4096, 4096), (8192, 28672), (7168, 2048), (2560, 8192)):
+        for m in (256, 768, 1536, 2048, 6144, 16384):
+            problem = problem_for(op, num_ranks, m, n, k // num_ranks, "bfloat16", b_is_nk=True)
+            eager, recorded = (choose(problem, TARGETS["cuda:90"], one) for one in (False, True))
+            assert op.may_differ(eager, recorded) or recorded.transport == "reduce_scatter"
+            parts += recorded.transport == "ce_parts"
+            others |= {eager.transport} - {"ce_push"}
+    assert parts and others
+
+
 def test_what_engines_carry_is_not_recorded(ranks):
     problem = problem_for(op, 2, 64, 32, 32)
 

@@ -74,9 +74,12 @@ def candidates(problem: Problem, target: Target) -> Iterator[Config]:
 
 @by_bucket
 def choose(problem: Problem, target: Target, is_recorded: bool = False) -> Config:
-    """What nothing was measured of: engines that begin within a kernel cannot be recorded."""
-    refused = CE_PUSH if is_recorded else CE_PARTS
-    way = next(one for one in candidates(problem, target) if one.transport != refused)
+    """What nothing was measured of: engines that begin within a kernel cannot be recorded, and have
+    what recorded launches in parts need."""
+    refused = {CE_PUSH, CE_PARTS} if is_recorded else {CE_PARTS}
+    if is_recorded and choose(problem, target).transport == CE_PUSH:
+        refused.remove(CE_PARTS)
+    way = next(one for one in candidates(problem, target) if one.transport not in refused)
     us = predict(problem, target, way) if way.is_fused else None
     pays = schedules.pays(us, problem, target, UNFUSED, is_recorded)
     return way if pays else Config(transport=UNFUSED)
@@ -131,20 +134,17 @@ run = summed.calling(gemm_rs)
 op = Op(
     name="gemm_rs",
     summary="out = rows of this rank of sum(A[m, k] @ B[k, n] over ranks)",
-    problem=Problem,
-    reference=reference,
+    problem=Problem, reference=reference,
     candidates=candidates, choose=choose, predict=predict, baselines=_baselines.GEMM_RS,
     may_differ=lambda one, other: one == other or CE_PUSH == one.transport != other.transport,
     trials=(
         *trials({"m": 56, "n": 24, "k": 16}),
-        # More tiles than one to a rank, of which the last has no rows.
+        # A rank's last tile has no rows; words may be those of another chunk of the next call.
         Trial((2,), {"m": 70, "n": 40, "k": 16}, SM_PUSH),
-        # Words may be those of another chunk where the next call has more.
         *(Trial((3,), {"m": 56, "n": 32, "k": 16}, by, calls=(2, 0) * 3, configs=CHUNKS)
           for by in (CE_PUSH, CE_PARTS)),
     ),
     awkward_shapes=((4, {"m": 388, "n": 96, "k": 64}), (3, {"m": 291, "n": 70, "k": 50}),
                     *summed.AWKWARD_SHAPES),
-    backward=("ag_gemm", "ag_wgrad"), composed=(UNFUSED,),
-    **summed.card(Problem, run),
+    backward=("ag_gemm", "ag_wgrad"), composed=(UNFUSED,), **summed.card(Problem, run),
 )  # fmt: skip
