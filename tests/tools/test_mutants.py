@@ -153,7 +153,7 @@ def test_configurations_that_differ_in_their_tiles_run_once():
 
 def test_what_calls_other_operators_is_left_to_them():
     names = {run.name.partition(" ")[0] for run in mutants.trial_runs(card("gemm_rs"))}
-    assert names == {"sm_push", "ce_push", "relay"}
+    assert names == {"sm_push", "ce_push", "ce_parts", "relay"}
 
 
 def test_of_composed_kernels_the_ir_has_mutants_too(monkeypatch):

@@ -189,6 +189,7 @@ def few_tiles_on_hopper(work: Work) -> Work:
 
 def on_hopper(work: Work, num_sms: int) -> tuple[Work, list[Any]]:
     """Each way in which the template for Hopper does the work, its tables cut as it takes them."""
+    from weft.compiler.schedules import SM_PUSH
     from weft.plan import program_cards, summed
     from weft.tiles import gemm_sm90
 
@@ -204,7 +205,8 @@ def on_hopper(work: Work, num_sms: int) -> tuple[Work, list[Any]]:
     if config is None:
         return work, []
     ways = [replace(config, transport=one) for one in problem.transports]
-    ways += [replace(config, by_tma=True)] if isinstance(problem, summed.Problem) else []
+    if isinstance(problem, summed.Problem):
+        ways.append(replace(config, transport=SM_PUSH, by_tma=True))
     return work, [one for one in ways if one.is_fused and not list(one.unfit(problem, target))]
 
 
