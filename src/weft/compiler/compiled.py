@@ -15,7 +15,6 @@ from weft.compiler import dtensors, leading, pipeline
 from weft.compiler.binding import bind
 from weft.compiler.facts import Facts, Settings
 from weft.compiler.lower.kernels import refusal
-from weft.compiler.lower.overlapped import PIECES
 from weft.compiler.passes.tile import tile
 from weft.ir import task_rules
 from weft.ir.device import Launch, Plan
@@ -302,7 +301,7 @@ def _that_runs(program: Program, facts: Facts, settings: Settings) -> pipeline.S
 
 def _hidden_by(program: Program, launch: Launch) -> str:
     """The collective for whose sake a kernel is fused."""
-    for one in program.of_kernel(launch.kernel.removesuffix(PIECES)):
+    for one in program.of_kernel(launch.fused):
         if one.kind in TRAVELLING:
             return one.name
         for source in map(program.task, one.operands):

@@ -53,6 +53,8 @@ PROGRAMS = ("tiles", "resident", "pieces", "one")
 OWN_ROWS = ("stage", "edges")
 # What a kernel of template `move` does that passes on, chunk by chunk, what other nodes have sent.
 RELAY = "relay"
+# What is added to a kernel's name for that of its launches for other ranks, chunk by chunk.
+PIECES = "_pieces"
 NUM_RANKS = "num_ranks"  # a size that each call knows
 
 
@@ -216,6 +218,11 @@ class Launch:
     gives: bool = False
     piece: tuple[int, ...] = ()
     place: Place = UNKNOWN
+
+    @property
+    def fused(self) -> str:
+        """The kernel of the program whose tasks it does; launches of pieces have one beside it."""
+        return self.kernel.removesuffix(PIECES)
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,6 @@ from weft.base.fields import copied
 from weft.base.parts import full_part, part_of
 from weft.compiler import layouts, schedules
 from weft.compiler.lower import compose, kernels, signature, source
-from weft.compiler.lower.overlapped import PIECES
 from weft.ir import core
 from weft.ir.device import Launch, puts_far, scales_of
 from weft.ir.schedule import PUSHERS, Schedule
@@ -169,7 +168,7 @@ class Product(KernelLaunch):
         if self.pieces:
             rows_of_tiles = tiles_m * (ranks - 1 if self.launch.piece else 1)
         tiles = rows_of_tiles * ceil(self.n / tile_n)
-        name, one = self._title, self.schedule
+        name, one = self.launch.fused, self.schedule
         pushers = min(one.pushers, programs) if self.pushed else 0
         grid = programs if self.is_sm90 else max(1, min(tiles + pushers, programs))
         self.grid = (grid, 1, 1)
@@ -213,7 +212,7 @@ class Product(KernelLaunch):
         ]
         cut = (split if self.is_whole else self.parts, self.turns)
         block = self._block()
-        name, extents = self._title, self.tile
+        name, extents = self.launch.fused, self.tile
         if is_sm90:
             stages = self.schedule.num_stages
             sums = (getattr(slot, f"{name}_sums"), self._summed(getattr(slot, f"{name}_summed")))
@@ -232,11 +231,6 @@ class Product(KernelLaunch):
             warps, stages = PLAIN_WARPS, PLAIN_STAGES
         options = {"num_warps": warps, "num_stages": stages}
         return Start(self.variants.plain, self.grid, given, options)
-
-    @property
-    def _title(self) -> str:
-        """What arrays of its own are called; launches behind each other share them."""
-        return self.launch.kernel.removesuffix(PIECES)
 
     def _summed(self, words: torch.Tensor) -> torch.Tensor:
         """Those of this launch: they hold the call's epoch, which is one for all launches of it."""

@@ -20,7 +20,6 @@ from weft.base.errors import CallOrderError, OutOfMemoryError, UnsupportedError,
 from weft.base.fields import copied
 from weft.compiler import layouts
 from weft.compiler.lower import kernels, unfused
-from weft.compiler.lower.overlapped import PIECES
 from weft.compiler.lower.row_kernels import is_alone
 from weft.ir import device
 from weft.ir.device import After, Call, Copy, Launch, Plan, Take, Wait
@@ -564,7 +563,7 @@ def _launch_of(
     sized: SizedPlan, launch: Launch, tensors: Mapping[str, Any], stages: Any
 ) -> KernelLaunch | None:
     """A launch of a generated kernel; None of another one."""
-    schedule = stages.schedules.get(launch.kernel.removesuffix(PIECES))
+    schedule = stages.schedules.get(launch.fused)
     if launch.template == "small":
         kind = GatheredProduct if launch.body[0].kind == "all_gather" else SmallProduct
         return kind(sized, launch, tensors, schedule)

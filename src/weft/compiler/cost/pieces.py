@@ -10,7 +10,7 @@ from collections.abc import Generator, Hashable, Sequence
 from typing import Any
 
 from weft.base.counts import counted
-from weft.compiler.cost.products import FIRST_OPERANDS_US, parts_us
+from weft.compiler.cost.products import FIRST_OPERANDS_US, parts_us, staged_gbps
 from weft.ir.device import Channel, Launch
 
 Steps = Generator[Sequence[Hashable], None, float]
@@ -33,7 +33,7 @@ def own(times: Any, rank: int, start: float, step: Launch, channel: Channel) -> 
         return now
     machine, chunks = times.machine, times.chunks_of(channel)
     took = parts_us(times.product(rank, step), times.multiplies(rank), 1, 1) / chunks
-    gbps = machine.wide_sums_gbps if step.tile[1] > 128 else machine.sums_gbps
+    gbps = staged_gbps(step.tile[1], machine)
     nbytes = rows * times.row_bytes(step.writes[0]) / chunks
     for chunk in range(chunks):
         title = f"{counted(rows, 'row')} of rank {rank}'s part, chunk {chunk}"

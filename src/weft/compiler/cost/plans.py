@@ -29,6 +29,7 @@ from weft.compiler.cost.products import (
     multiply_us,
     reread_us,
     row_us,
+    staged_gbps,
     tile_us,
 )
 from weft.ir.device import (
@@ -531,7 +532,7 @@ class _Times(PlanAt):
         back = [name for name in step.announces[1:] if name != relayed]
         sums_gbps = machine.combine_gbps
         if tokens:
-            sums_gbps = machine.wide_sums_gbps if step.tile[1] > 128 else machine.sums_gbps
+            sums_gbps = staged_gbps(step.tile[1], machine)
         for owner, chunk in pairs(self.owners(rank, step), range(chunks)):
             rows = self.rows_of(channel, owner)
             is_away, nbytes = owner != rank, rows * row_bytes

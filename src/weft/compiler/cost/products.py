@@ -429,6 +429,11 @@ FIRST_OPERANDS_US = 1.8
 NOT_READ = 1.06
 
 
+def staged_gbps(columns: int, machine: Hardware) -> float:
+    """What a program reads of sums that engines have carried, in tiles of so many columns."""
+    return machine.wide_sums_gbps if columns > 128 else machine.sums_gbps
+
+
 def staged_us(product: Product, machine: Hardware, chunks: int) -> float:
     """The product, whose other rows copy engines carry: part by part, each in chunks of columns;
     own ones last, which wait for the same chunk of the others."""
@@ -448,8 +453,7 @@ def staged_us(product: Product, machine: Hardware, chunks: int) -> float:
         at = max(at, made_us + machine.gate_us) + copy_us
         arrived.append(at)
     is_wide = product.tile[1] > 128
-    gbps = machine.wide_sums_gbps if is_wide else machine.sums_gbps
-    added_us = combine_us(product, machine, gbps)
+    added_us = combine_us(product, machine, staged_gbps(product.tile[1], machine))
     end = alone * (ranks - 1) / ranks
     # A tile waits when it is multiplied, so a round of all programs is then behind them; what is
     # left of the chunk takes whole rounds.
@@ -465,9 +469,7 @@ def in_parts_us(product: Product, machine: Hardware, chunks: int) -> float:
     """The same where each chunk of all other ranks' columns is a launch of its own, behind which
     copy engines carry it; own rows are the last launch."""
     ranks, is_wide = product.num_ranks, product.tile[1] > 128
-    added_us = combine_us(
-        product, machine, machine.wide_sums_gbps if is_wide else machine.sums_gbps
-    )
+    added_us = combine_us(product, machine, staged_gbps(product.tile[1], machine))
     own_us = parts_us(product, machine, 1, 1)
     if ranks == 1:
         return own_us + machine.end_us

@@ -23,6 +23,7 @@ from weft.compiler.lower.unfused import call, local_sizes, role_of
 from weft.compiler.passes.tile import number
 from weft.ir.device import (
     NUM_RANKS,
+    PIECES,
     RELAY,
     Buffer,
     Call,
@@ -47,8 +48,6 @@ from weft.tiles.gemm import BLOCK_K
 VERBS = {"ce_push": "edges", "sm_push": "push", "sm_put": "push", "relay": "relay"}
 # The stream of what engines carry from tiles: gathers' copies must not stand behind its waits.
 SENDS = "send"
-# What is added to a kernel's name for that of its launches for other ranks.
-PIECES = "_pieces"
 # That of kernels that relay rows while a product runs, on SMs that it leaves to them.
 RELAYS = "relay"
 
