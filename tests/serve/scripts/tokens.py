@@ -21,9 +21,12 @@ from weft.serve.runner import Runner
 sys.path.append(str(Path(__file__).parent.parent))
 from stepping import PROMPTS, SIZES, Sequence, advance
 
-KINDS = ("qwen3", "llama", "qwen3_moe", "mixtral")
+MIXTURES = ("qwen3_moe", "mixtral")
+KINDS = ("qwen3", "llama", *MIXTURES)
 TOKENS = 8
 NEARLY = 0.15  # of the deviation of a token's logits, in bfloat16
+# Of the tokens of a mixture: where a router's choice is nearly even, bfloat16 takes another expert.
+FURTHER, SOME = 0.5, 1 / 8
 
 
 def check(world: Any, folder: Path, record: bool, dtype: torch.dtype) -> int:
@@ -37,12 +40,15 @@ def check(world: Any, folder: Path, record: bool, dtype: torch.dtype) -> int:
     while left := [one for one in every if len(one.found) < TOKENS]:
         advance(runner, *left, most=4)
     assert runner.recorded == recorded
+    off = []
     for one in every:
         with torch.no_grad():
             logits = ordinary(torch.tensor(one.tokens[:-1], device=world.device)[None]).logits[0]
-        for row, token in zip(logits[one.prompt - 1 :], one.found, strict=True):
-            off = float((row.max() - row[token]) / row.std())
-            assert off < NEARLY, (folder.name, record, one.tokens, token, off)
+        rows = zip(logits[one.prompt - 1 :], one.found, strict=True)
+        off += [float((row.max() - row[token]) / row.std()) for row, token in rows]
+    most, some = (FURTHER, int(SOME * len(off))) if folder.name in MIXTURES else (NEARLY, 0)
+    beyond = [one for one in off if one >= NEARLY]
+    assert max(off) < most and len(beyond) <= some, (folder.name, record, beyond)
     runner.close()
     return len(every)
 
