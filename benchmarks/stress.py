@@ -168,9 +168,8 @@ def _answer(
     op: Any, problem: Any, parts: list[dict[str, torch.Tensor]], more: int
 ) -> list[torch.Tensor]:
     """In fp32, of every rank, where what moves is so much larger."""
-    problem = replace(problem, dtype="float32")
-    if hasattr(problem, "out_dtype"):
-        problem = replace(problem, out_dtype="float32")
+    results = {"out_dtype": "float32"} if hasattr(problem, "out_dtype") else {}
+    problem = replace(problem, dtype="float32", **results)
     raised = []
     for one in parts:
         moving = next(iter(one))

@@ -267,6 +267,41 @@ def test_mailboxes_that_grow_fit_too(recorded):
         ranks.run(main)
 
 
+@pytest.mark.parametrize("recorded", [False, True], ids=["called", "recorded"])
+def test_mailboxes_of_tiles_that_none_moves_any_more_make_room(recorded):
+    """Each has another one, for tiles of another size; the heap holds some of them."""
+    op = card("all_gather")
+    ways = [op.config(transport="sm_pull", channels=channels, block=block, num_warps=4)
+            for channels in (1, 2, 4) for block in (256, 512, 1024)]  # fmt: skip
+
+    def main():
+        world = weft.init(heap_bytes=192 << 10)
+        x, kept = torch.ones(256, K), torch.empty(512, K)
+
+        def call(value: float, config: Any, out: torch.Tensor | None = None) -> torch.Tensor:
+            x.fill_(value)
+            return weft.ops.all_gather(x, world=world, config=config, out=out)
+
+        call(1.0, ways[0], kept)
+        recording = None
+        if recorded:
+            with world.record() as recording:
+                weft.ops.all_gather(x, world=world, config=ways[0], out=kept)
+        for value in range(2, 5):
+            for config in ways:
+                assert (call(float(value), config) == value).all()
+                if recording:
+                    x.fill_(-value)
+                    recording.replay()
+                    assert (kept == -value).all()
+        held = [text for one in world._workspaces.values() for _, text, _ in one.holdings()]
+        assert len(held) < len(ways), held
+        world.close()
+
+    with weft.emulated(ranks=2) as ranks:
+        ranks.run(main)
+
+
 def emulated(capsys: Any, script: Path, said: str) -> list[str]:
     code = weft_verb(["emulate", str(script), "--ranks", "2"])
     told = capsys.readouterr()

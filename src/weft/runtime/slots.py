@@ -170,11 +170,12 @@ _Storages = list[_Storage]
 
 
 class Workspace:
-    """All slots of one key. It grows by making new slots and never shrinks.
+    """All slots of one key. It grows by making new slots.
 
-    Slots that were outgrown keep their memory until the heap has no room for something else. Those
-    that a recording of the user's may replay, or that somebody holds, keep it as long as that
-    lasts, even beyond the world's end. New ones have room to spare, if the heap has it (GROWTH).
+    Slots that were outgrown, or of which no call is kept, keep their memory until the heap has no
+    room for something else. Those that a recording of the user's may replay, or that somebody
+    holds, keep it as long as that lasts, even beyond the world's end. New ones have room to spare,
+    if the heap has it (GROWTH).
 
     With a `pool`, another workspace, its slots take the turns of that one's, have their epochs and
     credits, and their `shared` buffers lie in that one's memory. A pool's slots keep their epochs
@@ -367,12 +368,16 @@ class Workspace:
 
     # ---- what is outgrown
 
-    @property
-    def unused(self) -> tuple[int, ...]:
-        """Of what is outgrown, what nobody here may use again."""
+    def unused(self, is_idle_too: bool = False) -> tuple[int, ...]:
+        """Of what is outgrown, what nobody here may use again; with `is_idle_too` of what is in
+        use as well, where nobody has a slot of it: calls to come get other memory."""
+        found = dict(self._outgrown)
+        if is_idle_too and self._storages and not self._is_pool:
+            self._let_go()
+            found[self._generation] = self._storages
         return tuple(
             generation
-            for generation, storages in self._outgrown.items()
+            for generation, storages in found.items()
             if not any(one.recorded_at or one.is_held for one in storages)
         )
 
@@ -381,9 +386,9 @@ class Workspace:
         """Alike on all ranks, which `unused` is not."""
         return bool(self._outgrown)
 
-    def outgrown(self, generation: int) -> list[torch.Tensor]:
-        """The allocations of what is outgrown."""
-        return self._tensors(self._outgrown[generation])
+    def allocations(self, generation: int) -> list[torch.Tensor]:
+        """Of what is `unused`."""
+        return self._tensors(self._outgrown.get(generation, self._storages))
 
     def _tensors(self, storages: _Storages) -> list[torch.Tensor]:
         found = [tensor for one in storages for tensor in one.tensors]
@@ -393,7 +398,8 @@ class Workspace:
 
     def forget(self, generation: int) -> None:
         """It is freed."""
-        del self._outgrown[generation]
+        if self._outgrown.pop(generation, None) is None:
+            self._storages = []
 
     def holdings(self) -> Iterator[Holding]:
         if self._storages:

@@ -133,11 +133,13 @@ class World(SymmetricMemory):
     def has_room(self, wanted: Sequence[Wanted]) -> bool:
         """Has the heap room for all of these allocations? Where it needs that of outgrown slots,
         those that no rank uses are freed, once this rank's work has ended. Collective."""
-        return self._heap.has_room(wanted) or self._has_room_without_outgrown(wanted)
+        return self._heap.has_room(wanted) or self._has_room_without_unused(wanted)
 
     def _forget_calls(self, wanted: Sequence[Wanted]) -> bool:
-        """What is kept of calls may hold outgrown mailboxes until they are made again."""
-        return self.calls.forget_all() and self._has_room_without_outgrown(wanted)
+        """What is kept of calls may hold mailboxes, outgrown and of tiles that none moves any more,
+        until they are made again."""
+        self.calls.forget_all()
+        return self._has_room_without_unused(wanted, is_idle_too=True)
 
     def memory(self) -> MemoryReport:
         """What this rank's memory and caches hold; `print` shows it as a table.
@@ -162,16 +164,19 @@ class World(SymmetricMemory):
         for one in self._workspaces.values():
             yield from one.holdings()
 
-    def _has_room_without_outgrown(self, wanted: Sequence[Wanted]) -> bool:
-        """Free what workspaces have outgrown and no rank uses, if that makes room. Collective."""
-        if not any(one.has_outgrown for one in self._workspaces.values()):
+    def _has_room_without_unused(self, wanted: Sequence[Wanted], is_idle_too: bool = False) -> bool:
+        """Free what workspaces have outgrown, or have idle too, and no rank uses, if that makes
+        room. Collective."""
+        if not (is_idle_too or any(one.has_outgrown for one in self._workspaces.values())):
             return False
-        mine = tuple((key, i) for key, one in self._workspaces.items() for i in one.unused)
+        mine = tuple(
+            (key, i) for key, one in self._workspaces.items() for i in one.unused(is_idle_too)
+        )
         self.backend.drain()
         # A slot may be held on one rank and not on another: all ranks free the same.
-        everyone = self._meet(mine, "looks for outgrown slots")
+        everyone = self._meet(mine, "looks for unused slots")
         unused = [one for one in mine if all(one in theirs for theirs in everyone)]
-        tensors = [one for key, i in unused for one in self._workspaces[key].outgrown(i)]
+        tensors = [one for key, i in unused for one in self._workspaces[key].allocations(i)]
         offsets = [self._offset_of(one) for one in tensors]
         if not offsets or not self._heap.has_room(wanted, without=offsets):
             return False
