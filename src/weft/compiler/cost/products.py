@@ -424,9 +424,6 @@ STAGED_CHUNKS = (1, 2, 4)
 # What the tiles of a launch wait for that comes right behind another one: with the last one's way
 # out 6 us (decision 024).
 FIRST_OPERANDS_US = 1.8
-# No GPU has run such launches yet: predictions of other ways are so far off on average, and one
-# that was read is taken before them where they are nearer than that.
-NOT_READ = 1.06
 
 
 def staged_gbps(columns: int, machine: Hardware) -> float:
@@ -489,7 +486,7 @@ def in_parts_us(product: Product, machine: Hardware, chunks: int) -> float:
     end += machine.push_us
     for last in arrived:
         end = max(end + own_us / chunks, last + left_us) + added_us / chunks
-    return (end + machine.end_us) * NOT_READ
+    return end + machine.end_us
 
 
 def parts_us(product: Product, machine: Hardware, parts: int, chunks: int) -> float:
