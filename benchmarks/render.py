@@ -607,7 +607,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "decode_split": lambda: decode_table("h100x2", "split"),
     "experts_layer": lambda: experts_layer_table("h100x2"),
     "changing_sizes": changing_sizes_table,
-    "layers": lambda: layers_table("h100x2"),
+    "layers": lambda: layers_table("h200x2"),
     "layers_of_four": lambda: layers_table("h100x4"),
     "predicted_layers": predicted_layers_table,
     "predicted_products": predicted_products_table,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import math
 import os
 import random
@@ -30,6 +31,7 @@ HOPPER = TARGETS["cuda:90"]
 # Of a decode step, a prompt, a batch of prompts: where a logarithm lies, and how far around.
 MODES = ((2.5, 1.2), (6.5, 0.8), (8.3, 0.6))
 MOST_KERNELS = 12
+KEYS = Path(__file__).parent / "scripts" / "keys_of_binaries.py"
 MLP = {"n": 7168, "k": 4096}
 QUICK = {
     "ag_gemm": MLP, "gemm_rs": {"n": 4096, "k": 3584}, "gemm_ar": {"n": 4096, "k": 3584},
@@ -127,6 +129,18 @@ def test_what_was_compiled_is_found_again(tmp_path, monkeypatch):
     assert first.kernels == first.compiled == again.kernels > 0
     assert again.compiled == 0
     assert list(tmp_path.glob("*/push_packets.cubin"))
+
+
+def test_another_process_asks_for_what_was_prepared():
+    """Whatever else was prepared with it: Triton's keys of functions are of what these call."""
+
+    sizes = ("1..8192", "64")
+    asked = [
+        subprocess.Popen([sys.executable, KEYS, "ag_gemm", m], stdout=subprocess.PIPE)
+        for m in sizes
+    ]
+    prepared, *called = (json.loads(one.communicate()[0]) for one in asked)
+    assert all(one and one.items() <= prepared.items() for one in called)
 
 
 def test_a_process_that_fails_says_why(monkeypatch):

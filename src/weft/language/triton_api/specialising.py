@@ -6,7 +6,8 @@ one binary serves every m: addresses go by n, k and the tile, and rows are maske
 
 Of Triton: `JITFunction.run`, and `create_binder`: the binder that a launch makes of a kernel's
 signature and a backend, and the `compile` that it sets; `make_ir` of a source, which is asked where
-the cache of binaries has none; a kernel's parameters.
+the cache of binaries has none; a kernel's parameters; `DependenciesFinder`, which makes a
+function's key for that cache of the functions that it calls.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from typing import Any, NamedTuple
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import make_backend
-from triton.runtime.jit import create_function_from_signature
+from triton.runtime.jit import DependenciesFinder, create_function_from_signature
 
 from weft.base.records import KernelRecord
 from weft.language.triton_api.tracing import unwrap
@@ -52,7 +53,17 @@ SIZES, OF_COLUMNS = "Sizes", ("_n", "_part", "_stride")
 SWITCHES = frozenset(("first_wave",))
 INTEGERS = ("i32", "i64", "u64")
 create_binder = JITFunction.create_binder
+update_hash = DependenciesFinder._update_hash
 _compiling: list[Callable[[str], None]] = []
+
+
+def _update_hash(finder: Any, called: Any) -> None:
+    """As Triton's own, which takes over a called function's global constants before it has looked
+    for them, unless another caller asked before: keys would depend on what was compiled earlier,
+    and no process find another's binaries."""
+    if is_own(called):
+        called.cache_key  # noqa: B018
+    update_hash(finder, called)
 
 
 def _create_binder(fn: Any) -> tuple:
@@ -393,3 +404,4 @@ def renamed(fn: Any, name: str) -> Any:
 
 
 JITFunction.create_binder = _create_binder
+DependenciesFinder._update_hash = _update_hash
