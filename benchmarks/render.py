@@ -408,9 +408,7 @@ def experts_layer_table(gpus: str) -> str:
         cells = [f"**{us:.0f}**" if us == min(times) else f"{us:.0f}" for us in times]
         lines.append([row["model"] + mark(row), f"{row['tokens']}, {row['routing']}", *cells])
     header = ["model", "tokens of a rank, routing", *ways]
-    others = ", ".join(sorted({row["commit"] for row in document["rows"] if mark(row)}))
-    told = gpus_of(document) + (f" (* {others})" if others else "")
-    return "\n".join([*table(header, lines), "", f"{told}.", ""])
+    return "\n".join([*table(header, lines), "", f"{gpus_of(document)}.", ""])
 
 
 def decode_table(gpus: str, what: str = "step") -> str:
@@ -418,7 +416,7 @@ def decode_table(gpus: str, what: str = "step") -> str:
     document = json.loads((RESULTS / f"decode_{what}_{gpus}.json").read_text())
     ways = list(document["rows"][0]["us"])
     lines = [
-        [row["model"], f"{row['batch']}, {row['context']}", f"{row['weights_us']:.0f}",
+        [row["model"] + mark(row), f"{row['batch']}, {row['context']}", f"{row['weights_us']:.0f}",
          *(f"{row['us'][way]:.0f}" for way in ways)]
         for row in document["rows"]
     ]  # fmt: skip
@@ -432,7 +430,7 @@ RANGES = ((1, 64), (65, 1000), (1001, 16384))
 
 def changing_sizes_table() -> str:
     """Calls of sizes that are new: the first of each, the worst of the next eleven, the steady."""
-    document = json.loads((RESULTS / "changing_sizes_h100x2.json").read_text())
+    document = json.loads((RESULTS / "changing_sizes_h200x2.json").read_text())
     of_each = {row["m"]: row for row in reversed(document["readings"])}
     lines = []
     for least, most in RANGES:
@@ -446,11 +444,14 @@ def changing_sizes_table() -> str:
         lines.append([f"{least} to {most}", str(len(rows)), *cells, times])
     header = ["m", "sizes", *(f"{what}, {whose}" for what in ("first call", "worst of 2 to 12",
               "steady") for whose in ("torch", "weft")), "steady, weft / torch"]  # fmt: skip
-    seconds = sum(one["seconds"] for one in document["prepared"])
+    seconds, kernels, compiled = (
+        sum(one[what] for one in document["prepared"])
+        for what in ("seconds", "kernels", "compiled")
+    )
     told = (
         f"Milliseconds, medians. {gpus_of(document)}; `prepare` of both products took "
-        f"{seconds:.0f} s with an empty cache, and behind it "
-        f"{document['readings'][-1]['compiled']} kernels were compiled."
+        f"{seconds:.0f} s, of {kernels} kernels {compiled} were not in the cache, and behind it "
+        f"{document['readings'][-1]['compiled']} were compiled."
     )
     return "\n".join([*table(header, lines), "", told, ""])
 
@@ -555,8 +556,11 @@ def plot_scaling(path: Path) -> None:
 
 
 def gpus_of(document: dict[str, Any]) -> str:
+    """With what rows of other commits are marked by."""
     names = document["gpus"]
-    return f"{len(names)} x {names[0]}, commit {document['commit']}"
+    others = ", ".join(sorted({row["commit"] for row in document.get("rows", ()) if mark(row)}))
+    also = f" (* {others})" if others else ""
+    return f"{len(names)} x {names[0]}, commit {document['commit']}{also}"
 
 
 # ---------------------------------------------------------------------------------------------
