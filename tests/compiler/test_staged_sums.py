@@ -244,9 +244,9 @@ def test_pieces_are_copied_behind_their_launches_and_looked_for_ahead_of_them():
         else f"{type(one).__name__} {getattr(one, 'piece', '') or one.stream}" for one in plan.steps
     ]  # fmt: skip
     assert steps == [
-        "After send", "Take send", "gemm_rs_multiply_pieces (0, 2)", "After send", "Copy (0, 2)",
-        "gemm_rs_multiply_pieces (1, 2)", "After send", "Copy (1, 2)", "gemm_rs_multiply ()",
-        "After main",
+        "After send", "Take send", "gemm_rs_multiply_pieces (0, 2)", "After main", "After send",
+        "Copy (0, 2)", "gemm_rs_multiply_pieces (1, 2)", "After send", "Copy (1, 2)",
+        "gemm_rs_multiply ()", "After main",
     ]  # fmt: skip
 
 

@@ -73,7 +73,7 @@ take(stream=copy)
 copy(a, gathered, push, rows_ready)
 launch(ag_gemm_multiply, (a, gathered, b), writes=(c,), awaits=(rows_ready,), template=gemm, \
 body=(Do(matmul, (gathered, b), c),), tile=(128, 256, 64), order=gather, programs=resident, \
-gives=True)  # ag.py:7
+spare=1, gives=True)  # ag.py:7
 after(main, copy)
 """
 

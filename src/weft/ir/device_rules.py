@@ -325,6 +325,24 @@ def _resident(plan: Plan) -> Iterator[tuple[str, Place]]:
             yield f"{message}: it must come after stream {last.stream}", relay.place
 
 
+def _entered(plan: Plan) -> Iterator[tuple[str, Place]]:
+    """Whoever looks for credits before copies has begun when all SMs wait for these copies."""
+    for i, take in enumerate(plan.steps, 1):
+        if not isinstance(take, Take):
+            continue
+        brings = {name for one in plan.steps[i:] if one.stream == take.stream
+                  if isinstance(one, Copy) for name in announced(one)}  # fmt: skip
+        for j, launch in enumerate(plan.steps[i:], i + 1):
+            if not isinstance(launch, Launch) or launch.stream == take.stream or launch.spare:
+                continue
+            ahead = plan.moments.order.before([Moment(i, "end")], [Moment(j, "begin")])
+            for name in sorted(brings & {*launch.awaits}):
+                if not ahead:
+                    message = f"{launch.kernel} may hold all SMs and wait for {name}, which is sent"
+                    message += " when credits were looked for on an SM: leave one, or come after"
+                    yield f"{message} stream {take.stream}", launch.place
+
+
 def _kernel(step: Step) -> str:
     return step.kernel if isinstance(step, Launch) else text.word(type(step))
 
@@ -436,6 +454,7 @@ RULES = (
          "signalled"),
     Rule("cycles", "all ranks run this plan: what waits for itself hangs", _cycles, "order"),
     Rule("resident", "a program that is not there yet announces nothing", _resident, "order"),
+    Rule("entered", "a program that finds no SM sends nothing", _entered, "order"),
     Rule("written", "fresh memory holds nothing", _written, "order"),
     Rule("ordered", "two accesses, one a write, that nothing orders are a race", _ordered, "order"),
     Rule("joined", "a recording ends on the stream on which it began", _joined, "order"),

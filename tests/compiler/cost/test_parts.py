@@ -27,7 +27,7 @@ def test_what_is_queued_is_played(num_ranks: int, chunks: int, tile_n: int):
     one = Product(8192, 8192, problem.k, num_ranks, config.tile)
     # Closed forms let own tiles wait for a chunk where they are; a timeline has it behind all own
     # ones of the chunk.
-    wanted = products.in_parts_us(one, H200X4, chunks) / products.NOT_READ
+    wanted = products.in_parts_us(one, H200X4, chunks)
     assert played == pytest.approx(wanted, 0.05)
 
 

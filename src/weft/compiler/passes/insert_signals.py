@@ -68,11 +68,13 @@ def _ordered(plan: Plan) -> Plan:
             announces = tuple(dict.fromkeys(by_buffer[n] for n in (*sent, *kept)))
             if step.stream != MAIN:
                 steps.append(After(step.stream, MAIN))
+            behind: list[Step] = []
             if step.piece and step.piece[0] == 0:
                 # Ahead of the launch, which leaves no SM to what looks for credits.
                 sends = next(one.stream for one in plan.of(Copy) if one.source in step.writes)
                 steps += [After(sends, MAIN), Take(sends, step.place)]
-            steps.append(replace(step, awaits=awaits, announces=announces))
+                behind = [After(MAIN, sends)]
+            steps += [replace(step, awaits=awaits, announces=announces), *behind]
         else:
             reads = step.reads if isinstance(step, Call) else ()
             waits = dict.fromkeys(by_buffer[name] for name in reads if name in by_buffer)
