@@ -58,9 +58,9 @@ _compiling: list[Callable[[str], None]] = []
 
 
 def _update_hash(finder: Any, called: Any) -> None:
-    """As Triton's own, which takes over a called function's global constants before it has looked
-    for them, unless another caller asked before: keys would depend on what was compiled earlier,
-    and no process find another's binaries."""
+    """As Triton's own, which before 3.9 takes over a called function's global constants before it
+    has looked for them, unless another caller asked earlier: keys would depend on what was
+    compiled before, and no process find another's binaries."""
     if is_own(called):
         called.cache_key  # noqa: B018
     update_hash(finder, called)
