@@ -345,9 +345,6 @@ def _engines(kernel: Kernel) -> Iterator[tuple[str, Place]]:
         if signals.sort != "signals" or signals.by not in BESIDE:
             continue
         complete = _COMPLETE if signals.by == RELAY else (*_COMPLETE, "sources")
-        if any(one.function == "own_part" for one in kernel.of(Hook)):
-            # Own words too: whoever sets them beside this kernel has read the slot's epoch by then.
-            complete = ("all",)
         if not any(
             one.signals == signals.name and one.flags in complete
             and all(_is_before(kernel, one, end) for end in kernel.of((Finish, Advance)))

@@ -86,8 +86,9 @@ class Starts:
                     yield Start(moving.wait_all, (1, 1, 1), given, {"num_warps": 1})
 
     def _words_of(self, copy: Copy | None, slot: Any) -> tuple[torch.Tensor, int]:
-        """The words that a copy announces, and how many a rank has of them."""
-        if copy is None:
+        """The words that a copy announces, and how many a rank has of them; none of pieces where
+        there is nobody to copy them to."""
+        if copy is None or (copy.piece and self.world.num_ranks == 1):
             return slot.arg.epoch, 0
         words = self.memory.signals_of(slot, copy.announces)
         return words, words.numel() // self.world.num_ranks

@@ -349,8 +349,6 @@ def _own_part(plan: Plan, launch: Launch, product: Do) -> Iterator[core.Statemen
     yield core.Wait("combine", arrived.name, "chunk", "parts", place=arrived.place)
     yield core.Hook("combine", "add_staged", (arrived.buffer, "parts"))
     yield core.Hook("emit", "store_own", (result, "parts"))
-    # Own words too, which whoever looks for credits has set: it has read the slot's epoch then.
-    yield core.Wait("end", arrived.name, "all", "parts", by="last", place=arrived.place)
     if launch.gives:
         yield core.Finish("end", "slot")
 
