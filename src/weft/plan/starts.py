@@ -40,8 +40,10 @@ class Starts:
     def of(self, step: Launch | Take, bound: Tensors, slot: Any) -> Iterator[Start]:
         """What the step launches, one behind the other; nothing where it has nothing to move."""
         if isinstance(step, Take):
-            given = (*self._words_of(self._copied_behind(step), slot), slot.arg, self.world.arg)
-            yield Start(moving.take, (1, 1, 1), given, {"num_warps": 1})
+            copy = self._copied_behind(step)
+            function = moving.take_pieces if copy is not None and copy.piece else moving.take
+            given = (*self._words_of(copy, slot), slot.arg, self.world.arg)
+            yield Start(function, (1, 1, 1), given, {"num_warps": 1})
         elif not self._is_empty(step):
             if (launch := self.launches.get(step.kernel)) is None:
                 yield self._moving(step, bound, slot)
