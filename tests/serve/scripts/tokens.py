@@ -26,7 +26,8 @@ KINDS = ("qwen3", "llama", *MIXTURES)
 TOKENS = 8
 NEARLY = 0.15  # of the deviation of a token's logits, in bfloat16
 # Of the tokens of a mixture: where a router's choice is nearly even, bfloat16 may take another
-# expert, as transformers' own does at a token where two are 0.0017 apart. One was 0.25 off behind it.
+# expert, as transformers' own does at a token where two are 0.0017 apart.
+# One on two GPUs was 0.25 off behind it.
 FURTHER, SOME = 0.5, 1 / 8
 
 
