@@ -781,10 +781,6 @@ FAULTS = [
           "if is_recorded:", "a recorded call asks for memory that no call before it has had",
           "ops/test_gemm_rs.py::"
           "test_launches_in_parts_are_recorded_behind_calls_by_engines_alone[2]"),
-    Fault("ir/core_rules.py", 'complete = ("all",)', "pass",
-          "a call ends while what looks for its credits still reads its number",
-          "compiler/test_core_removals.py::"
-          "test_operators_kernels_are_refused_without_one_of_their_signals"),
 ]  # fmt: skip
 
 

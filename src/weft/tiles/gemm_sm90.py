@@ -238,7 +238,7 @@ def gemm(
                 _produce,
                 (b, shape, operands_a, operands_b, empty, full, waves, first, step, shared,
                  by_index, order, order_args, ready, ready_args, done, done_args, tile_m,
-                 tile_n, tile_k, stages, b_is_nk, tile_trace.kept(shared), slices is not None),
+                 tile_n, tile_k, stages, b_is_nk, slices is not None, tile_trace.kept(shared)),
             ),
         ],
         [4, 4 if by_index else 1],
@@ -279,7 +279,7 @@ def _produce(
     b, shape, operands_a, operands_b, empty, full, waves, first, step, shared, paced: gl.constexpr,
     order: gl.constexpr, order_args, ready: gl.constexpr, ready_args, done: gl.constexpr, done_args,
     tile_m: gl.constexpr, tile_n: gl.constexpr, tile_k: gl.constexpr, stages: gl.constexpr,
-    b_is_nk: gl.constexpr, traced, sliced: gl.constexpr,
+    b_is_nk: gl.constexpr, sliced: gl.constexpr, traced,
 ):  # fmt: skip
     """Fill stage after stage with what the consumers multiply next."""
     filled = 0
@@ -296,7 +296,7 @@ def _produce(
         filled = load_one_tile(
             at, of.begin, of.end, filled, b, shape, operands_a, operands_b, empty, full, ready,
             ready_args, tile_m, tile_n, tile_k, stages, b_is_nk, unit, unit < waves.whole,
-            shared if paced else None, step, traced, sliced,
+            shared if paced else None, step, sliced, traced,
         )  # fmt: skip
     if paced:
         # Whoever has no tile of the last round is waited for as well.

@@ -66,7 +66,7 @@ def load_one_tile(
     at, begin, end, filled, b, shape, operands_a, operands_b, empty, full,
     ready: gl.constexpr, ready_args, tile_m: gl.constexpr, tile_n: gl.constexpr,
     tile_k: gl.constexpr, stages: gl.constexpr, b_is_nk: gl.constexpr, unit=0, paced=False,
-    shared=None, step=1, traced=None, sliced: gl.constexpr = False,
+    shared=None, step=1, sliced: gl.constexpr = False, traced=None,
 ):  # fmt: skip
     """The producer's body: steps begin .. end - 1 of one tile's k. Returns stages filled so far.
 
