@@ -1,8 +1,8 @@
 # make setup   the environment in .venv, made once and again when pyproject.toml changes
 # make demo    what weft does, in a minute, without a GPU
 # make test    every test that a laptop can run in minutes; make lint: style and types
-# make test-slow   every mutant and planted fault, exhaustive exploration, every operator on many worlds:
-#   some twenty minutes on two cores
+# make test-slow   every mutant and planted fault, exhaustive exploration, compilation for every GPU,
+#   whole models, and all cases of which `make test` runs a few: two hours on two cores
 # make test-gpu   the tests that need GPUs, 2 or 4 on one host; what needs more is left out, and said;
 #   benchmarks/gpu_suite.py runs several at a time, and saves a row for each
 # make docs   the blocks of pages that say what the code says, and the documents as a site, in site/

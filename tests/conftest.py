@@ -8,7 +8,7 @@ import random
 import sys
 import time
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -109,10 +109,29 @@ def turns_until_due(item: pytest.Item) -> int:
     return (zlib.crc32(item.nodeid.encode()) - turn) % TURNS
 
 
-@pytest.hookimpl(trylast=True)  # when tests with other marks have gone
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """What is due first, then what is next. Skip `gpu(n)` tests where there are fewer GPUs; CUDA is
-    asked once, and only if needed."""
+def leave_few_cases(items: list[pytest.Item]) -> None:
+    """Of a test marked `few(n)`, n cases that lie as far apart as can be are not slow."""
+    cases: dict[object, list[pytest.Item]] = {}
+    for item in items:
+        if item.get_closest_marker("few") and not item.get_closest_marker("slow"):
+            cases.setdefault((item.path, getattr(item, "originalname", "")), []).append(item)
+    for test in cases.values():
+        (most,) = test[0].get_closest_marker("few").args
+        kept = {i * len(test) // most for i in range(most)}
+        for i, item in enumerate(test):
+            if i not in kept:
+                item.add_marker(pytest.mark.slow)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection_modifyitems(
+    config: pytest.Config, items: list[pytest.Item]
+) -> Iterator[None]:
+    """Before tests with other marks go, cases beyond a few become slow. Then what is due comes
+    first, and `gpu(n)` tests are skipped where there are fewer GPUs; CUDA is asked once, and only
+    if needed."""
+    leave_few_cases(items)
+    yield
     if config.getoption("--turn") is not None:
         items.sort(key=turns_until_due)
     if which := config.getoption("--gpu-tests"):

@@ -80,6 +80,7 @@ def test_a_tensor_that_is_not_symmetric(ranks):
         ranks(main, 2)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("peer", [2, -1])
 @pytest.mark.parametrize("kernel", [load_from, load_from_constant], ids=["value", "constexpr"])
 def test_a_peer_out_of_range(ranks, kernel, peer: int):
@@ -306,6 +307,7 @@ def orders_seldom(world, signal):
     wl.notify(world, signal, to=0, order="seldom")  # no such order
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     "launch, comment, reason",
     [
@@ -320,6 +322,7 @@ def test_a_kernel_that_does_not_compile(ranks, launch, comment: str, reason: str
     says(caught.value, reason, Path(__file__).name, f":{line_of(comment)}")
 
 
+@pytest.mark.slow
 def test_an_order_that_there_is_not(ranks):
     def main():
         world = weft.init()
@@ -362,6 +365,7 @@ def test_a_primitive_that_a_target_has_not():
 # Sizes at the edge: no error, the right answer
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     "num_ranks, shape",
     [

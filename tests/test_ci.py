@@ -31,6 +31,7 @@ def names(lines: list[str]) -> list[str]:
     return [line for line in lines if "::" in line]
 
 
+@pytest.mark.slow
 def test_no_test_begins_when_time_is_over_and_it_is_said_how_many():
     lines = pytest_of("--seconds", "0")
     assert "skipped" in lines[-1] and "passed" not in lines[-1]

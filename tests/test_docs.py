@@ -29,6 +29,7 @@ def test_the_site_builds_without_a_warning(tmp_path: Path):
     assert built.returncode == 0, built.stderr[-3000:]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("page", ["host.md", "layers.md", "models.md", "programs.md", "torch.md"])
 def test_the_code_of_a_page_runs(page: str, tmp_path: Path):
     script = tmp_path / "page.py"

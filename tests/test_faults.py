@@ -56,6 +56,7 @@ def test_sound():
 """
 
 
+@pytest.mark.slow
 def test_a_fault_is_killed_or_survives_and_the_source_stays(tmp_path: Path) -> None:
     test = tmp_path / "test_sound.py"
     test.write_text(SOUND)

@@ -31,6 +31,7 @@ def written(folder, text):
     return folder / "script.py"
 
 
+@pytest.mark.slow
 def test_each_rank_is_heard_alone(tmp_path):
     said = torchrun(written(tmp_path, SPEAKS), 2, "two", "words")
     for rank, one in enumerate(said):
@@ -41,6 +42,7 @@ def test_each_rank_is_heard_alone(tmp_path):
             once(said, line)
 
 
+@pytest.mark.slow
 def test_what_failed_is_told_with_what_was_said(tmp_path):
     with pytest.raises(AssertionError, match="(?s)rank 1: rank 1 said this.*and raised that"):
         torchrun(written(tmp_path, FAILS), 2)

@@ -31,6 +31,7 @@ def test_what_is_not_covered(covered, left):
     assert without((10, 20), covered) == left
 
 
+@pytest.mark.slow
 @given(SPANS, SPANS, st.tuples(st.integers(0, 12), st.integers(0, 12)))
 def test_what_holds_of_every_point(some, others, span):
     first, second = union(some), union(others)

@@ -30,6 +30,7 @@ def back(x):
     return all_to_all(x, dim=0)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("ranks", "m", "n"), [(1, 7, 10), (2, 12, 24), (3, 7, 10), (4, 2, 5)])
 def test_each_way_is_the_other_ones_gradient(ranks, m, n):
     to_heads = weft.program(mesh="tp", x=Tensor("float32", ("m", K), Shard(0)),
@@ -67,6 +68,7 @@ def ulysses(x, q, k, v, o):
     return all_to_all(attention(q, k, v, head=HEAD, causal=True), dim=0) @ o
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("ranks", "m"), [(2, 9), (4, 16)])
 def test_attention_of_tokens_that_are_split(ranks, m):
     """With fewer heads of keys than of queries."""

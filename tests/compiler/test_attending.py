@@ -53,6 +53,7 @@ def by_heads(causal: bool):
     return attend
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize(
     ("make", "num_ranks", "m", "lowering"),
@@ -113,6 +114,7 @@ def random_block(seed: int, num_ranks: int) -> Compiled:
     return block
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_ranks", [2, pytest.param(3, marks=pytest.mark.slow)])
 def test_random_blocks(ranks, num_ranks):
     seeds = range(4 * num_ranks, 4 * num_ranks + 4)

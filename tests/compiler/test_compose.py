@@ -79,6 +79,7 @@ def gather_and_multiply(
     return c
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("num_ranks", "m", "n", "k", "tma"),
     [(3, 100, 72, 56, True), (4, 9, 16, 16, False), (1, 40, 48, 32, False)],
@@ -193,6 +194,7 @@ COMPILED += [
 ]  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "variant", "target", "given"), COMPILED)
 def test_both_variants_compile_and_their_waits_hold(name, variant, target, given):
     kernel = kernel_of(name)
@@ -280,6 +282,7 @@ def test_tiles_that_leave_by_tma_have_a_descriptor_for_each_peer():
     assert report.ok, str(report)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "target", "given"),
     [

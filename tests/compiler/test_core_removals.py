@@ -204,6 +204,7 @@ def test_many_random_programs_are_refused_without_one_of_their_signals(made):
     assert count > 50
 
 
+@pytest.mark.slow
 def test_rows_that_another_kernel_has_waited_for():
     """Two products of the same rows: the second one names the first, and must not forget it."""
     lowered = layers(range(40))

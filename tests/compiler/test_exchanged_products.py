@@ -64,6 +64,7 @@ def launched(compiled: Compiled, num_ranks: int, m: int = 64, target=EMU, nodes=
 
 
 # Heads of 5, 8, 20 and 24 columns a rank: no whole tiles; rows that no rank, or one alone, has.
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("num_ranks", "each"), slow_but([(3, 20)], [(1, 24), (2, 16), (4, 5), (4, 33)])
 )
@@ -82,6 +83,7 @@ WAYS = slow_but(
 )  # fmt: skip
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("num_ranks", "each", "engine", "chunks"), WAYS)
 def test_any_number_of_rows_from_all_ranks(ranks, num_ranks, each, engine, chunks):
     compiled = from_heads(each, 40, num_ranks, engine, chunks)
@@ -164,6 +166,7 @@ def part_of(whole: torch.Tensor, dim: int, num_ranks: int) -> list[torch.Tensor]
 
 
 # Columns of a rank: less than a tile, one, some; rows of a rank: none, some of a tile, two tiles.
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("num_ranks", "m", "each"),
     slow_but([(2, 300, 200)], [(3, 4, 136), (3, 401, 24), (2, 512, 256)]),
@@ -177,6 +180,7 @@ def test_in_gluon(num_ranks: int, m: int, each: int, b_is_nk: bool):
 
 
 # Several tiles of a program: parts of k that programs share begin within a slice.
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("num_ranks", "m", "each", "engine"),
     slow_but([(2, 300, 128, "ce_push")],
@@ -227,6 +231,7 @@ COMPILED = {
 }
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("name", "target", "b_is_nk"),
     slow_but([("to heads", "cuda:90", False), ("from heads", "cuda:90", True),

@@ -112,6 +112,7 @@ def replicated() -> Compiled:
     return moe
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("made", [layer, dispatched, partial(dispatched, True), replicated])
 @pytest.mark.parametrize("num_ranks", [1, 3])
 def test_a_layer_equals_its_reference(ranks, made, num_ranks: int):
@@ -134,6 +135,7 @@ def chosen(tokens: int, which: str) -> torch.Tensor:
     return logits
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("made", [layer, dispatched, partial(dispatched, True)])
 def test_experts_without_tokens(ranks, made):
     compiled = made()

@@ -54,6 +54,7 @@ def test_a_layer_is_a_router_and_three_kernels():
     assert [one.table for one in plan.of(Channel)] == ["routing", ""]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("num_ranks", "engine"), [(1, "feed"), (3, "feed"), (3, "ce_push")])
 def test_a_layer_equals_its_reference(ranks, num_ranks: int, engine: str):
     """Ragged m, fewer tokens than ranks, none; one slot for all calls."""
@@ -93,6 +94,7 @@ def test_of_whole_experts_it_is_the_same_kernels_by_own_tables():
     assert [[do.kind for do in one.body] for one in plan.of(Launch)] == kinds
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("num_ranks", "experts", "engine", "lowering"),
     [
@@ -115,6 +117,7 @@ def test_whole_experts(ranks, num_ranks: int, experts: int, engine: str, lowerin
     ranks(main, num_ranks)
 
 
+@pytest.mark.slow
 def test_experts_without_tokens_and_the_same_bits_in_every_run(ranks):
     """All to one rank's experts, none to the first; whatever the schedule. Two nodes."""
     compiled = layer().options(settings=Settings(tiles=TILES))
@@ -183,6 +186,7 @@ def several(ranks, seeds, num_ranks: int) -> set[str]:
     return found
 
 
+@pytest.mark.slow
 def test_random_layers(ranks):
     assert several(ranks, range(2), 2) == {"grouped", "rows"}
 
@@ -208,6 +212,7 @@ def test_what_cannot_be_asked_for(settings, told: str):
     assert caught.value.place.frames
 
 
+@pytest.mark.slow
 def test_weights_lie_either_way_and_no_other(ranks):
     """[experts, n, k] transposed, as weights usually lie; every other column of something wider."""
     compiled = layer().options(settings=Settings(tiles=TILES))

@@ -141,6 +141,7 @@ def test_without_sequence_parallelism(ranks):
     on_ranks(ranks, 3, [(twice, {"m": 5}, 1, "unfused")])
 
 
+@pytest.mark.slow
 def test_experts(ranks):
     """Split along columns, or given to ranks, to which tokens are sent or not; routed within,
     tokens read twice, residuals."""

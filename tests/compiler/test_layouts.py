@@ -158,6 +158,7 @@ def calls_alike(made, cases: dict[str, tuple], lowerings=LOWERINGS) -> None:
     world.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ["sm_push", "ce_push"])
 def test_gathered_rows_and_weights(ranks, engine):
     made = mlp.options(settings=Settings(engines={"gathered": engine}))
@@ -165,6 +166,7 @@ def test_gathered_rows_and_weights(ranks, engine):
     ranks(lambda: calls_alike(made, cases, ("unfused", "overlapped")), 2)
 
 
+@pytest.mark.slow
 def test_the_persistent_kernel(ranks):
     cases = {"x": OF_ROWS, "w1": (offset, transposed), "w2": (offset, transposed)}
     ranks(lambda: calls_alike(mlp, cases, ("persistent",)), 2)
@@ -172,6 +174,7 @@ def test_the_persistent_kernel(ranks):
     ranks(lambda: calls_alike(scaled, cases, ("persistent",)), 2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ["sm_push", "ce_push"])
 def test_a_left_operand_that_is_an_input(ranks, engine):
     @program(mesh="tp", a=of("m", F, Shard(1)), b=of(F, K, Shard(0)))
@@ -183,6 +186,7 @@ def test_a_left_operand_that_is_an_input(ranks, engine):
     ranks(lambda: calls_alike(made, cases, ("unfused", "overlapped")), 2)
 
 
+@pytest.mark.slow
 def test_what_epilogues_and_rows_read(ranks):
     def main():
         calls_alike(scaled, {"a": OF_ROWS, "b": OF_WEIGHTS, "scale": OF_ROWS},
@@ -193,6 +197,7 @@ def test_what_epilogues_and_rows_read(ranks):
     ranks(lambda: calls_alike(epilogue, cases, ("unfused", "overlapped")), 2)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("engine", ["sm_push", "one_shot_ll", "two_shot_ll"])
 def test_rows_that_are_summed(ranks, engine):
     made = normed.options(settings=Settings(engines={"reduced": engine}))
@@ -200,6 +205,7 @@ def test_rows_that_are_summed(ranks, engine):
     ranks(lambda: calls_alike(made, cases, ("unfused", "overlapped")), 2)
 
 
+@pytest.mark.slow
 def test_products_by_tables(ranks):
     cases = {"x": (padded, transposed), "logits": (padded, transposed),
              "up": (offset, transposed), "down": (offset, transposed)}  # fmt: skip
@@ -228,6 +234,7 @@ def test_rows_that_are_all_one_row(ranks):
     ranks(main, 2)
 
 
+@pytest.mark.slow
 def test_other_strides_at_one_address(ranks):
     """Often enough for calls to be replayed: what was recorded for one layout serves no other."""
 

@@ -217,6 +217,7 @@ def near(got: torch.Tensor, want: torch.Tensor) -> bool:
     return bool((got - want).norm() <= 1e-4 * want.norm() + 1e-6)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("lowering", ["unfused", "overlapped"])
 @pytest.mark.parametrize("m", [7, 12])
 def test_a_llama_block_forward_and_backward(ranks, lowering: str, m: int):
@@ -246,6 +247,7 @@ def test_a_llama_block_forward_and_backward(ranks, lowering: str, m: int):
     ranks(main, 2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lowering", ["unfused", "overlapped"])
 def test_a_qwen3_model_of_one_block(ranks, lowering: str):
     """From ids to logits."""
@@ -268,6 +270,7 @@ def test_a_qwen3_model_of_one_block(ranks, lowering: str):
     ranks(main, 2)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("lowering", ["unfused", "overlapped", "persistent"])
 def test_a_qwen3_step_over_caches(ranks, lowering: str):
     """Three sequences of other lengths; the persistent kernel is one launch."""
@@ -323,6 +326,7 @@ def mlp(x, residual, up, down):
     return all_reduce(h) + x, reduce_scatter(h) + residual
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("lowering", ["unfused", "overlapped", "persistent"])
 def test_activations_of_more_dimensions_are_rows(ranks, lowering: str):
     torch.manual_seed(3)

@@ -192,6 +192,7 @@ WORDS: list[Compiled] = [
 SIZES = [{"m": 7}, {"m": 1}]
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("word", WORDS, ids=lambda one: one.__name__)
 @pytest.mark.parametrize("lowering", LOWERINGS)
 def test_it_is_its_meaning(ranks, word: Compiled, lowering: str):
@@ -222,6 +223,7 @@ def wide(x, w, b):
     return gelu_mul(all_gather(x) @ w + b, approximate="none")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("target", "variant", "given"),
     [

@@ -98,6 +98,7 @@ def goes_through(seeds) -> set[str]:
     return found
 
 
+@pytest.mark.slow
 def test_random_programs_have_legal_plans():
     found = goes_through(range(60))
     assert {"ce_push", "sm_push", "sm_put"} <= found

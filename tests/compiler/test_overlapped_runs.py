@@ -73,6 +73,7 @@ def several(ranks, seeds, num_ranks: int, made=random_layers) -> set[str]:
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("num_ranks",), slow_but([(3,)], [(1,), (2,)]))
 def test_random_layers(ranks, num_ranks: int):
     found = several(ranks, range(10 * num_ranks, 10 * num_ranks + 2), num_ranks)
@@ -86,6 +87,7 @@ def test_random_layers(ranks, num_ranks: int):
     assert found == wanted[num_ranks - 1]
 
 
+@pytest.mark.slow
 def test_layers_over_two_nodes(ranks):
     """Rows are put or relayed and sums are put; nobody has an address in another node."""
     programs = {seed: random_layers(seed, 4) for seed in (0, 1, 2, 5)}

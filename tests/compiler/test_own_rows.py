@@ -131,6 +131,7 @@ def test_heads_are_rows_of_their_own():
     assert ["load_pairs", "silu_mul", "store_tile"] in found and len(found) == 5
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 def test_layers_on_ranks(ranks, dtype: str):
     """Of 23 rows shares differ, of 2 one is empty; another m of a class compiles nothing."""
@@ -311,6 +312,7 @@ def test_tiles_follow_from_the_width_of_rows(n: int, is_whole: bool):
     assert 128 <= threads <= 1024 or n > 32768
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("target", ["cuda:90", "cuda:100", "hip:gfx942"])
 def test_kernels_load_and_store_16_bytes(target: str):
     wide = own_kernels(plan_of(layer_of(4096), types(k=4096, inner=4096)))

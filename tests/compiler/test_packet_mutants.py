@@ -90,6 +90,7 @@ BY_BOTH = pytest.mark.parametrize(
 )
 
 
+@pytest.mark.slow
 @BY_BOTH
 def test_every_mutant_of_the_ir_is_caught(engine):
     """The one that is left moves the call's number when every program has read it."""

@@ -62,6 +62,7 @@ def test_a_rank_has_its_part_of_both():
     assert of_rank(kind, checkpoint, {}, 1, 3)[0].tolist() == [4, 5, 6, 7, 16, 17, 18, 19]
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("num_ranks", [1, 3])
 @pytest.mark.parametrize("lowering", ["unfused", "overlapped"])
 def test_it_is_right(ranks, num_ranks, lowering):
@@ -73,6 +74,7 @@ def test_it_is_right(ranks, num_ranks, lowering):
     ranks(main, num_ranks)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("num_ranks", [1, 2])
 def test_the_persistent_kernel(ranks, num_ranks):
     """In tiles that the columns of gate do not divide into, and chosen ones."""

@@ -100,6 +100,7 @@ def carries(compiled: Compiled, num_ranks: int, m: int = 64) -> bool:
     return [one.side for one in plan.of(Copy) if one.awaits] == ["owner"]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("by", BY_ENGINES)
 @pytest.mark.parametrize(("num_ranks", "chunks"), [(1, 1), (3, 1), (4, 2)])
 def test_products_of_any_number_of_rows(ranks, num_ranks: int, chunks: int, by: str):
@@ -109,6 +110,7 @@ def test_products_of_any_number_of_rows(ranks, num_ranks: int, chunks: int, by: 
     ranks(lambda: calls(compiled, (70, 1, 70, num_ranks + 1, 0, 33, 70, 70, 70)), num_ranks)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("num_ranks", [1, 3])
 @pytest.mark.parametrize("gathered", ["sm_push", "ce_push"])
 def test_layers_whose_sums_are_carried(ranks, num_ranks: int, gathered: str):
@@ -120,6 +122,7 @@ def test_layers_whose_sums_are_carried(ranks, num_ranks: int, gathered: str):
     ranks(lambda: calls(compiled, (41, 2, 41, 9)), num_ranks)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("by", BY_ENGINES)
 def test_two_layers_share_one_stream(ranks, by: str):
     """The second's chunks go behind the first's, and its gather does not stand behind either."""
@@ -173,6 +176,7 @@ def one_slot(tmp_path, monkeypatch):
     monkeypatch.setenv("WEFT_CACHE_DIR", str(tmp_path))
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("by", BY_ENGINES)
 def test_nothing_is_found_whoever_is_late(one_slot, by: str):
     compiled = gemm_rs(4 * RANKS, 32, 2, by)

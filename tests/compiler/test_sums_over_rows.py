@@ -15,6 +15,7 @@ from weft.compiler.cost.plans import predict
 from weft.ir.device import Launch
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("engine", ["pushers", "ce_push", "sm_push", "relay"])
 @pytest.mark.parametrize("side", ["left", "right"])
 def test_sums_over_rows_take_them_as_they_arrive(ranks, engine, side):

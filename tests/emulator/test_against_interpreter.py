@@ -33,6 +33,7 @@ def both(tmp_path_factory):
         return ours, dict(theirs)
 
 
+@pytest.mark.slow
 def test_the_same_is_computed(both):
     ours, theirs = both
     assert set(ours) == set(theirs)

@@ -43,6 +43,7 @@ def run(name, *args, seed=0):
     return run_script(str(path), args, ranks=RANKS.get(name, 2), seed=seed)
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize("seed", [0, 1])
 @pytest.mark.parametrize("name", FAULTS)
 def test_right(name, seed):
@@ -50,6 +51,7 @@ def test_right(name, seed):
     assert report.ok, str(report)
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize("name", FAULTS)
 def test_its_fault_is_found_at_its_line(name):
     report = run(name, "--fault", seed=SHOWN_BY.get(name, 0))

@@ -62,6 +62,7 @@ def copied(x, out, rows: gl.constexpr, columns: gl.constexpr, block: gl.constexp
     gl.store(out + rows * columns + _at(rows, part, last_layout), values)
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=["f32", "f16"])
 @pytest.mark.parametrize(
     "rows, columns, block, part",

@@ -205,6 +205,7 @@ def write(x_ptr, value, n: tl.constexpr):
     tl.store(x_ptr + tl.arange(0, n), value)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("maker", ["kernel", "operator"])
 def test_functional_collectives_of_what_a_kernel_made(maker):
     """The host of each rank waited for its own stream, in which the collective was the last."""

@@ -230,6 +230,7 @@ def test_exit_codes(script, code, ok):
     assert run_script(script(f"import sys\nsys.exit({code})\n"), ranks=2).ok is ok
 
 
+@pytest.mark.slow
 def test_a_kernel_that_triton_cannot_compile(script):
     text = """
         import torch, triton, triton.language as tl

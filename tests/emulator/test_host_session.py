@@ -323,6 +323,7 @@ def wait_in_vain(world, ready):
     wl.wait(ready, at_least=1, world=world)
 
 
+@pytest.mark.slow
 def test_nothing_is_left_of_a_session_whose_programs_never_ended():
     """A suspended coroutine's frames are unknown to the garbage collector."""
 

@@ -71,6 +71,7 @@ def all_reduce(world, x, out):
     )  # fmt: skip
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("ranks, seed", [(1, 0), (2, 1), (3, 2), (4, 3)])
 def test_a_slot_is_right_eager_replayed_with_another_shape_and_eager_again(ranks, seed):
     def main(rank):
@@ -347,6 +348,7 @@ def test_bad_input():
             session.run(lambda wrong=wrong: wrong(weft.init(heap_bytes=HEAP)))
 
 
+@pytest.mark.slow
 def test_memory_that_was_a_heap_is_torchs_when_the_world_is_gone():
     """A tensor that comes to lie there is looked after as any other."""
 

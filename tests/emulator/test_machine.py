@@ -321,6 +321,7 @@ def test_clocks_that_part_and_meet_know_the_same():
         assert dict(clocks[i].agents) == known[i]
 
 
+@pytest.mark.slow
 def test_a_counter_for_everybody_is_cheap_and_still_orders():
     """Thousands of programs pass one counter; the last one may read what all have written."""
 

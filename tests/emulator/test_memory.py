@@ -119,6 +119,7 @@ def test_a_forgotten_range_is_not_forgotten_twice() -> None:
     assert memory.find(0).name == "new" and kept is not None
 
 
+@pytest.mark.slow
 def test_a_tensor_in_a_cycle_is_forgotten_when_its_garbage_is_collected() -> None:
     def main() -> list[bool]:
         memory = current().machine.memory

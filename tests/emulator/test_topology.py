@@ -43,6 +43,7 @@ def dereference(world, x, out, peer):
     tl.store(out, tl.load(wl.at(world, x, peer)))
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     "ranks, nodes, sizes",
     [(5, 2, (3, 2)), (None, (3, 1), (3, 1)), (4, (1, 3), (1, 3)), (None, (1, 2, 1), (1, 2, 1)),

@@ -26,6 +26,7 @@ def parts(seed: int, *shape: int) -> torch.Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
+@pytest.mark.slow
 def test_what_is_made_of_an_operators_result_waits_for_it():
     """inductor's own kernels read the product before any of it was there."""
 
@@ -46,6 +47,7 @@ def test_what_is_made_of_an_operators_result_waits_for_it():
             assert not ranks.report.findings
 
 
+@pytest.mark.slow
 def test_a_compiled_layer_learns_as_an_uncompiled_one():
     def main(rank):
         with weft.init() as world:
@@ -109,6 +111,7 @@ def doubled(x):
     return out
 
 
+@pytest.mark.few(1)
 @pytest.mark.filterwarnings("error:Dynamo does not know")
 @pytest.mark.parametrize("backend", ["inductor", "aot_eager", "eager"])
 def test_a_function_that_launches_a_kernel_is_compiled_around_it(backend):

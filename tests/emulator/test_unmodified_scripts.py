@@ -12,6 +12,7 @@ GONE = {"block_pointers": (3, 9)}
 SCRIPTS = pathlib.Path(__file__).parent / "scripts" / "unmodified"
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("script", sorted(path.stem for path in SCRIPTS.glob("*.py")))
 def test_script(script):
     if TRITON_VERSION >= GONE.get(script, (9, 0)):

@@ -26,6 +26,7 @@ def test_it_is_complete_and_says_how_to_run_it(example: Path):
     assert "weft.init()" in text and "assert " in text
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("ranks", [4, pytest.param(1, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     "example",
@@ -40,6 +41,7 @@ def test_it_runs_and_nothing_is_found(example: Path, ranks: int, capsys):
     assert len(re.findall(r"^rank \d", out, re.MULTILINE)) == ranks, out
 
 
+@pytest.mark.slow
 def test_the_bug_is_found_with_both_lines():
     """As a user meets it: in a process of its own, by the installed command."""
     words = [sys.executable, "-m", "weft", "emulate", f"examples/{BUG}", "--ranks", "4", "--json"]
@@ -94,6 +96,7 @@ def test_two_nodes_or_more(ranks: int, nodes: int, capsys):
     assert main([*words, "--nodes", str(nodes)]) == 0, capsys.readouterr().out
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     "name, spoil, kind, guilty",
     [

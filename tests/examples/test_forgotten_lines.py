@@ -71,6 +71,7 @@ def run(path: Path, seed: int = 0) -> Report:
     return run_script(str(path), ranks=4, nodes=NODES.get(path.name, 1), seed=seed)
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize(("path", "statement", "remedy"), list(cases()))
 def test_the_remedy_is_the_line_that_is_missing(path, statement, remedy, tmp_path):
     report = run(without(path, statement, tmp_path))
@@ -78,6 +79,7 @@ def test_the_remedy_is_the_line_that_is_missing(path, statement, remedy, tmp_pat
     assert first.remedy.startswith(remedy), str(report)
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("seed", range(8))
 def test_a_forgotten_wait_is_asked_for_under_every_schedule(seed, tmp_path):
     path = ROOT / "examples" / "06_all_gather.py"

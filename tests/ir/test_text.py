@@ -14,6 +14,7 @@ LEVELS = {"task": (task, programs.TASKS), "tables": (task, programs.MOE),
           "device": (device, programs.PUSHED), "core": (core, programs.KERNEL)}  # fmt: skip
 
 
+@pytest.mark.slow
 @settings(max_examples=40)
 @given(programs.tasks)
 def test_tasks_survive(program):

@@ -20,6 +20,7 @@ EVERYTHING = [
 ]
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("kernel, target", EVERYTHING)
 def test_every_primitive_compiles(kernel, target):
     assert kernels.compiled(kernel, target).asm
@@ -89,6 +90,7 @@ def test_notify_waits_for_every_wave_on_amd(target):
     assert "buffer_wbl2 sc0 sc1" in code[barrier:atomic]  # a release to the system
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("kernel", [kernels.observe, kernels.observe_unbounded])
 @pytest.mark.parametrize("target", CUDA)
 def test_wait_polls_with_acquire_then_barrier_then_loads(kernel, target):
@@ -118,6 +120,7 @@ def test_nothing_is_loaded_before_the_wait(target):
     assert code.find(poll) < barrier < min(guarded)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("target", GPUS)
 def test_a_wait_in_the_outer_loop_keeps_the_inner_loop_pipelined(target):
     """Where Triton pipelines the kernel without a wait, it does so with one."""

@@ -159,6 +159,7 @@ def signal_in_gluon(world, flag, to):
     wl.notify(world, flag, to=to)
 
 
+@pytest.mark.slow
 def test_gluon_kernels_signal_far_peers_and_put_nothing_there(nvshmem_stand_in):
     assert calls(signal_in_gluon) == ["nvshmem_quiet", "nvshmem_int32_atomic_add"]
     with pytest.raises(weft.UnsupportedError, match="plain Triton kernels only"):

@@ -24,6 +24,7 @@ def test_on_the_emulator(ranks):
         assert {row["wrong"] for row in found.values()} == {0}
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("target", GPUS)
 def test_what_will_run_is_compiled_as_written(target):
     report = compiled(kernels.compiled(half_packets, target, num_warps=4))

@@ -169,6 +169,7 @@ KERNELS = (
 )  # fmt: skip
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("kernel", "target"), slow_but(
     [*((kernel, "cuda:90") for kernel in KERNELS), (packet_kernels.packets, "hip:gfx942")],
     ((kernel, target) for kernel in KERNELS for target in GPUS),
@@ -178,6 +179,7 @@ def test_it_compiles_and_the_check_finds_nothing(kernel, target):
     assert report.ok, str(report)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("target",), slow_but([CUDA[:1]], zip(CUDA)))
 def test_a_packet_is_one_relaxed_access_of_eight_bytes(target):
     code = machine_text(packet_kernels.packets, target)

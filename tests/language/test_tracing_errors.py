@@ -239,6 +239,7 @@ def calls_a_helper(world, x):
     tl.store(y, 1.0)
 
 
+@pytest.mark.slow
 def test_the_kernels_line_comes_before_the_helpers():
     with pytest.raises(PeerError) as caught:
         compiled(calls_a_helper, "cuda:90")

@@ -24,6 +24,7 @@ class Model(nn.Module):
         return self.head(torch.tanh(self.norm(self.embed(ids))))
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("split", [False, True])
 @pytest.mark.parametrize(
     ("num_ranks", "vocabulary", "shape", "norm"),

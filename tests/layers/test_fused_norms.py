@@ -50,6 +50,7 @@ def not_of_rows(x, a, w, g):
     return h * torch.rsqrt(h.pow(2).mean(0, keepdim=True) + EPS) * g, h
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("function", "is_fused", "dtype"),
     [

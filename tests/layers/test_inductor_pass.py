@@ -65,6 +65,7 @@ FORWARD_AND_BACK = {
 ONE_EACH = {"all_gather_into_tensor": ["ag_gemm"], "reduce_scatter_tensor": ["gemm_rs"]}
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("make", "shape", "differentiated", "expected"),
     [
@@ -125,6 +126,7 @@ class Block(nn.Module):
         return x + self.w2(nn.functional.silu(self.w1(h)) * self.w3(h))
 
 
+@pytest.mark.slow
 def test_a_module_of_dtensors_is_fused_as_it_is():
     def main():
         world = weft.init()
@@ -153,6 +155,7 @@ def test_a_module_of_dtensors_is_fused_as_it_is():
         ranks.run(main)
 
 
+@pytest.mark.slow
 def test_what_is_left_says_why():
     def main():
         world = weft.init()

@@ -31,6 +31,7 @@ def in_parallel(pair, world, activations):
     return pair
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("num_ranks", "shape", "split"),
     [(1, (3, 8), True), (2, (2, 3, 8), False), (2, (1, 8), True), (2, (0, 8), True),

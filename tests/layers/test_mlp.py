@@ -16,6 +16,7 @@ def plain():
     return nn.Sequential(nn.Linear(8, 12), nn.GELU(), nn.Linear(12, 8))
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("split", [False, True])
 @pytest.mark.parametrize(
     ("num_ranks", "make", "shape"),
@@ -50,6 +51,7 @@ def test_a_state_dict_that_lacks_a_part_is_refused_by_name(ranks):
     ranks(main, 2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("split", [False, True])
 def test_in_one_graph_of_torch_compile(ranks, split):
     def parallel(module, world, activations):

@@ -18,6 +18,7 @@ from weft.layers import Activations, Cache, PagedCache, ParallelAttention, alone
 GROUPED = partial(Attention, 12, 6, norms=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("split", [True, pytest.param(False, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     ("num_ranks", "make", "batch", "tokens"),
@@ -45,6 +46,7 @@ def test_one_sequence_needs_no_batch(ranks):
     ranks(main, 2)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("kind", "split"),
     [("contiguous", True), ("by kernel", False), ("paged", False), ("paged", True)],
@@ -115,6 +117,7 @@ def test_a_decode_step_is_recorded_once_for_all_tokens(ranks):
     ranks(main, 2)
 
 
+@pytest.mark.slow
 def test_a_decode_step_is_one_graph(ranks):
     """With its cache, and flash_decode in it."""
 

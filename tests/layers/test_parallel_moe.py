@@ -18,6 +18,7 @@ import weft
 from weft.layers import ParallelMoE
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("num_ranks", "make", "shape", "split"),
     [(2, MoE, (2, 3, HIDDEN), True), (2, MoE, (2, 3, HIDDEN), False),
@@ -28,6 +29,7 @@ def test_as_the_ordinary_module(ranks, num_ranks, make, shape, split):
     check(ranks, num_ranks, make, ParallelMoE.from_module, shape, split)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("strategy", "num_ranks", "make", "shape", "split"),
     [("gather", 2, MoE, (2, 3, HIDDEN), True), ("gather", 4, MoE, (2, 3, HIDDEN), False),
@@ -62,6 +64,7 @@ def qwen2_moe() -> nn.Module:
     return Qwen2MoeSparseMoeBlock(config)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("num_ranks", "make", "shape", "split"),
     [(2, deepseek_v3, (2, 5, HIDDEN), True), (3, deepseek_v3, (7, HIDDEN), False),

@@ -22,6 +22,7 @@ def tokens(*shape: int, vocabulary: int = 10) -> torch.Tensor:
     return torch.randint(0, vocabulary, shape, generator=torch.Generator().manual_seed(4))
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("num_ranks", "make", "shape", "split_from"),
     [(2, Llama, (2, 3), 0), (3, partial(Llama, experts=True), (1, 5), 0),
@@ -170,6 +171,7 @@ EXPERTS = {"num_experts": 4, "num_local_experts": 4, "num_experts_per_tok": 2,
            "moe_intermediate_size": 8}  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "kind",
     ["Qwen3Moe", *(pytest.param(k, marks=pytest.mark.slow) for k in ("Llama", "Qwen3", "Mixtral"))],

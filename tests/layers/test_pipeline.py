@@ -50,6 +50,7 @@ def same_gradients(mine, wanted):
         assert torch.equal(one.grad, other.grad)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("num_ranks", "chunks", "microbatches"),
     slow_but(

@@ -92,11 +92,13 @@ CASES = [
 ]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_as_one_process(ranks, case):
     as_one_process(ranks, *case)
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("case", [one for one in CASES if one[3] is None], ids=str)
 def test_by_the_library(ranks, case):
     """Blocks that kernels of a whole or causal product do, and their merge."""
@@ -145,6 +147,7 @@ def test_blocks_are_attended_while_keys_pass(ranks, monkeypatch):
     ranks(main, 2)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("zigzag", [False, True])
 def test_the_same_bits_in_every_schedule(ranks, zigzag):
     case = (3, 25, (2, 1), [0, 7, 25], True, zigzag)
@@ -154,6 +157,7 @@ def test_the_same_bits_in_every_schedule(ranks, zigzag):
             assert all(map(torch.equal, mine, same))
 
 
+@pytest.mark.slow
 def test_recorded_and_replayed_with_other_lengths(ranks):
     m, heads = 24, (2, 1, 1)
 
@@ -213,6 +217,7 @@ class Held(TorchDispatchMode):
         self.now -= size
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backward", [False, True])
 def test_memory_does_not_grow_with_the_ranks(ranks, backward):
     """Tokens of a rank being the same. Of symmetric memory too. Tables of who has what do, by some
@@ -252,6 +257,7 @@ def test_autocast_narrows_as_it_does_torchs_attention(ranks):
     ranks(main, 2)
 
 
+@pytest.mark.slow
 def test_between_compiled_graphs(ranks):
     """torch.compile calls it as it is, zigzag_split and zigzag_join around it too."""
     whole = [drawn(12, n, D, seed=i) for i, n in enumerate((2, 1, 1))]

@@ -104,6 +104,7 @@ SPLIT = (
 ALIKE = ("gemm_ar of 3 products", "gemm_ar of 2 products", "gemm_ar (rows alike: 24 rows, and")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("blocks", "split_from", "expected"),
     [pytest.param(2, 0, SPLIT, marks=pytest.mark.slow), (1, INF, ALIKE)],
@@ -155,6 +156,7 @@ def returned(x, a, w, v):
     return total(a @ w), x @ v
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("function", "rows", "expected"),
     [(read_elsewhere, 8, "since cumsum reads what it gathers"),

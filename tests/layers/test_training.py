@@ -108,6 +108,7 @@ def train(make: Callable[[], nn.Module], steps: int, split_from: float, compiled
         assert curves[0][-1] < 0.8 * curves[0][0], "nothing was learned"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("split_from", [0, pytest.param(INF, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("experts", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_a_few_steps(experts, split_from):
@@ -169,6 +170,7 @@ class Mixtures(nn.Module):
         return self.head(x).float()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("steps", "dtype"),
     [(SHORT, torch.bfloat16), pytest.param(SHORT, torch.float32, marks=pytest.mark.slow),

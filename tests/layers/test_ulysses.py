@@ -77,6 +77,7 @@ class Ordinary(nn.Module):
         return self.o_proj(alone(q, k, v, causal, self.scaling).flatten(-2))
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("num_ranks", "batch", "tokens", "heads", "kv_heads", "causal", "bias"),
     [(2, 3, 5, 4, 4, True, False), (2, 1, 4, 4, 1, False, True), (3, 2, 3, 6, 3, True, True),

@@ -43,6 +43,7 @@ def is_reported(test):
     return narrow or (plain and is_allowed(test))
 
 
+@pytest.mark.few(24)
 @pytest.mark.parametrize("test", cases(), ids=lambda test: test.name)
 def test_the_emulator_keeps_to_the_model(test):
     verdict, report = run(test, seed=1)

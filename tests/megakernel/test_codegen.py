@@ -149,6 +149,7 @@ def record(graph, how: Persistent, target: Target, transposed=frozenset()) -> Ke
     return KernelRecord(codegen.kernel_name(graph), signature, constants, options, tuple(divide))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("graph", "target", "most"),
     [

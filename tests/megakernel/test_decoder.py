@@ -65,6 +65,7 @@ def main(made, how: Persistent, num_ranks: int, b: int) -> None:
     world.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("num_ranks", "b", "how"),
     [
@@ -84,6 +85,7 @@ def test_two_layers(ranks, monkeypatch, num_ranks, b, how):
     ranks(lambda: main(made, how, num_ranks, b), num_ranks)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("num_ranks", "b", "split_k"),
     [(2, 3, 3), pytest.param(1, 2, 2, marks=pytest.mark.slow),
@@ -101,6 +103,7 @@ def test_two_layers_in_parts_along_k(ranks, monkeypatch, num_ranks, b, split_k):
     ranks(lambda: main(made, how, num_ranks, b), num_ranks)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("num_ranks", "b", "max_kv", "splits"),
     [
@@ -148,6 +151,7 @@ def test_split_attention_means_what_attention_means():
         torch.testing.assert_close(made, wanted)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("num_ranks", "b"), [(2, 3), (1, 2), pytest.param(2, 17, marks=pytest.mark.slow)]
 )

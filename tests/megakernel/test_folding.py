@@ -78,6 +78,7 @@ def calls(program, given, how: Persistent, num_ranks: int) -> list[list[torch.Te
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("num_ranks", "dtype"), [(2, "bfloat16"), (3, "float32"), (4, "bfloat16")])
 def test_all_ranks_get_the_same_bits(ranks, monkeypatch, num_ranks, dtype):
     """Of few rows and of many, in turns: at 33 rows four ranks send parts of them to each other."""

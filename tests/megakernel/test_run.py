@@ -138,6 +138,7 @@ def main(made, how: Persistent, num_ranks: int, m: int, other_m: int = 0, transp
     world.close()
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("num_ranks", "m", "how"),
     [
@@ -160,6 +161,7 @@ def test_ranks_of_two_nodes(ranks):
     ranks(lambda: main(made, Persistent(num_workers=2), 2, 9), 2, nodes=2)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("num_ranks, m", [(2, 18), (3, 7)])
 def test_every_kind(ranks, num_ranks, m):
     made = compiled(layer, LAYER, LAYER_TILES)
@@ -177,6 +179,7 @@ def test_weights_may_lie_as_columns(ranks):
     ranks(lambda: main(made, Persistent(num_workers=2), 2, 20, transpose="w1 w2"), 2)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name, dtype", [("mlp", "bfloat16"), ("sums", "float32")])
 def test_it_has_the_bits_of_what_overlaps(ranks, name, dtype):
     """With tiles alike: sums over k in the same steps, over ranks in the same order."""

@@ -112,6 +112,7 @@ def results_of(made, whole, how: Persistent, num_ranks: int, is_nk: bool = False
     return found
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("num_ranks", "b", "dtype", "split_k", "parts"),
     [
@@ -135,6 +136,7 @@ def test_it_means_what_whole_products_mean(ranks, num_ranks, b, dtype, split_k, 
             assert error <= 8 * tolerance(dtype, K)
 
 
+@pytest.mark.slow
 def test_bits_depend_on_the_number_of_parts_alone(ranks):
     """Not on workers, on which rank it is, on the order in which parts come, nor on the call."""
     types = types_of("bfloat16")
@@ -189,6 +191,7 @@ def graph_of(num_ranks: int, b: int, split_k: int = 2):
     return build(in_parts(made, {"b": b}, num_ranks, split_k), {"b": b}, num_ranks, rest=0)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("num_ranks", "b"), [(1, 1), (2, 3), (3, 17)])
 def test_graphs_are_sound_and_no_wait_is_idle(num_ranks: int, b: int):
     graph = graph_of(num_ranks, b)

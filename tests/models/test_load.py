@@ -55,6 +55,7 @@ def fails(ranks, folder, error, match):
     return ranks(main, 2)[0]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("num_ranks", [2, slow(1), slow(4)])
 def test_as_transformers_loads_it(ranks, tiny, tmp_path, kind, num_ranks):
@@ -75,6 +76,7 @@ def test_as_transformers_loads_it(ranks, tiny, tmp_path, kind, num_ranks):
     ranks(main, num_ranks)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("kind", "strategy", "split_from"),
     [("qwen3_moe", "gather", 0), ("mixtral", "dispatch", float("inf"))],
@@ -171,6 +173,7 @@ def test_another_dtype(ranks, tiny):
     ranks(main, 2)
 
 
+@pytest.mark.slow
 def test_random_weights_are_alike_on_any_number_of_ranks(ranks, tiny, tmp_path):
     """Of experts too."""
     shutil.copy(tiny("mixtral") / "config.json", tmp_path)
@@ -237,6 +240,7 @@ def test_a_package_that_is_missing(monkeypatch, tmp_path):
         models.load(tmp_path, None)  # pyright: ignore
 
 
+@pytest.mark.slow
 def test_a_head_of_keys_that_several_ranks_have(ranks, tmp_path):
     """Two of them on four ranks."""
     transformers = pytest.importorskip("transformers")

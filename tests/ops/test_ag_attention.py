@@ -62,6 +62,7 @@ def slow(*values: Any) -> Any:
     return pytest.param(*values, marks=pytest.mark.slow)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("num_ranks", "transport"),
     [(2, "ce_push"), slow(2, "sm_push"), slow(3, "ce_push"), slow(3, "sm_push")],
@@ -89,6 +90,7 @@ def test_heads_that_share_a_tile(ranks, pack):
     ranks(partial(call_once, problem, config_for(problem, "ce_push", pack=pack)), 2)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("sequences", [0, 3])
 def test_zigzag_is_the_same_attention_of_other_shards(ranks, sequences):
     """Of the tokens that zigzag_split gives each rank, by every transport and by libraries."""
@@ -127,6 +129,7 @@ def test_tokens_of_no_sequence_and_a_scale_of_ones_own(ranks):
         torch.testing.assert_close(out[first:end], mean)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("transport", ["ce_push", slow("sm_push")])
 def test_called_in_turns_recorded_and_replayed_on_one_slot(ranks, transport, monkeypatch):
     """The bits are those of every other schedule."""
@@ -309,6 +312,7 @@ def test_choices_are_checked(target, d):
 # ---- compiled
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("zigzag", [False, True])
 @pytest.mark.parametrize(
     ("target", "d", "dtype"),

@@ -112,12 +112,14 @@ WAYS = [
 ]
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize(("transport", "num_ranks", "m", "n", "k"), WAYS)
 def test_every_way_of_calling(ranks, num_ranks, m, n, k, transport):
     problem = Problem(m, n, k, num_ranks, "float32")
     ranks(lambda: call_every_way(problem, transport), num_ranks)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("transport", TRANSPORTS)
 @pytest.mark.parametrize("dtype", [pytest.param("float16", marks=pytest.mark.slow), "bfloat16"])
 def test_half_precision_and_transposed_weights(ranks, dtype, transport):
@@ -141,6 +143,7 @@ def test_all_rows_alike(ranks, transport):
     ranks(main, 4)
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("transport", TRANSPORTS)
 def test_any_schedule(ranks, transport, seed):
@@ -229,6 +232,7 @@ def test_machines_with_few_sms(ranks, num_sms):
     ranks(main, 2, num_sms=num_sms)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("nodes", [(2, 1), (1, 1, 1), (3, 1), (3, 2)], ids=text_of)
 @pytest.mark.parametrize("m", [70, 5, 128])
 def test_ranks_out_of_direct_reach(ranks, nodes, m):
@@ -250,6 +254,7 @@ def test_ranks_out_of_direct_reach(ranks, nodes, m):
     ranks(main, sum(nodes), nodes=nodes)
 
 
+@pytest.mark.slow
 def test_sizes_by_turns_whose_rows_are_relayed(ranks, monkeypatch):
     """On one slot: words of a chunk are those of other rows, or of none, in the next call."""
     monkeypatch.setenv("WEFT_SLOTS", "1")
@@ -489,6 +494,7 @@ COMPILED = slow_but(
 )
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("target", "transport", "shape"), COMPILED, ids=str)
 def test_compiles_everywhere_and_keeps_its_waits(target, transport, shape):
     target = TARGETS[target]
@@ -506,6 +512,7 @@ def test_compiles_everywhere_and_keeps_its_waits(target, transport, shape):
             assert re.search(r"\.vgpr_spill_count:\s*0\b", binary.asm["amdgcn"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("tile_n", "stages", "b_is_nk"), slow_but(
     [(320, 3, True)],
     ((*one, is_nk) for one in ((320, 3), (160, 5), (192, 4)) for is_nk in (True, False)),
@@ -564,6 +571,7 @@ def test_a_rank_without_rows_must_say_m():
     assert "m=" in str(caught.value)
 
 
+@pytest.mark.slow
 def test_what_a_recorded_call_leaves_to_the_gather_is_there_when_it_is_recorded(ranks, monkeypatch):
     """Calls that launch a fused product may be recorded as a gather and the library's product."""
     module = sys.modules["weft.ops.ag_gemm"]

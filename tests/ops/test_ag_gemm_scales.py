@@ -46,6 +46,7 @@ def check(problem: Problem, transport: str, seed: int = 0, calls: int = 3) -> No
             assert error <= tolerance("bfloat16", problem.k)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("transport", ["sm_push", "ce_push"])
 @pytest.mark.parametrize("scaling", ["rows", "blocks"])
 def test_scales_travel_with_rows(transport, scaling):
@@ -53,6 +54,7 @@ def test_scales_travel_with_rows(transport, scaling):
     check(Problem(7, 24, 144, 3, "float8_e5m2", "bfloat16", scaling=scaling), transport)
 
 
+@pytest.mark.slow
 def test_scales_travel_between_nodes():
     check(Problem(56, 24, 144, 3, "float8_e4m3fn", nodes=(2, 1), scaling="blocks"), "sm_push")
 
@@ -155,6 +157,7 @@ def test_configurations_that_fp8_cannot_have():
     assert (first.template, first.tile_n, first.tile_k) == ("sm90", 128, 128)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("target", "scaling"), slow_but(
     [("cuda:90", "rows")],
     [("cuda:90", "blocks"), ("hip:gfx942", "rows"), ("hip:gfx942", "blocks")],

@@ -18,6 +18,7 @@ EMU = TARGETS["emu"]
 ELSEWHERE = ("cuda:80", "cuda:100", "hip:gfx942")
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("how", ["all to one", "one rank's to one", "an expert has none"])
 @pytest.mark.parametrize(("num_ranks", "m"), [(1, 33), (2, 33), (3, 41), (4, 9), (4, 1)])
 def test_behind_the_router(ranks, num_ranks, m, how):
@@ -57,6 +58,7 @@ def waiting_for_all(monkeypatch):
         monkeypatch.setattr(schedules, name, getattr(schedules, name).__wrapped__)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("transport", ["sm_push", "ce_push"])
 def test_expert_by_expert(ranks, waiting_for_all, transport):
     problem = problem_for(op, 3, 41)
@@ -85,6 +87,7 @@ def test_large_matrices_are_read_once():
         assert order in [one.order for one in stages.program.tasks]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("transport", "nodes"),
     [("sm_push", (3,)), ("sm_push", (2, 1)), ("ce_push", (3,)), ("relay", (2, 1))],
@@ -160,6 +163,7 @@ def test_choices_are_checked(target, tile_m):
             config.check(problem, target)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "target",
     ["cuda:90", *(pytest.param(one, marks=pytest.mark.slow) for one in ELSEWHERE)],

@@ -48,6 +48,7 @@ def config_for(problem: Problem, transport: str, **changes: int) -> Config:
     return replace(config, **{**small, **changes})
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("transport", "num_ranks", "m", "n", "k", "is_nk"), WAYS)
 def test_every_way_of_calling(ranks, transport, num_ranks, m, n, k, is_nk):
     problem = Problem(m, n, k, num_ranks, "float32", b_is_nk=is_nk)
@@ -190,6 +191,7 @@ COMPILED = [
 ]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("target", "shape", "is_nk"), COMPILED, ids=str)
 def test_compiles_everywhere_and_keeps_its_waits(target, shape, is_nk):
     target = TARGETS[target]

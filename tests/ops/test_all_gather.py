@@ -22,11 +22,13 @@ SHAPES = [
 ]
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(("nodes", "transport", "shape"), cases(op, SHAPES))
 def test_every_way_of_calling(ranks, nodes, transport, shape):
     ranks(Caller(op, nodes, transport).every_way(shape, "bfloat16"), sum(nodes), nodes=nodes)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("nodes", [(3,), (2, 1)], ids=str)
 def test_one_slot_twice_in_a_row_and_shapes_that_change(ranks, nodes, monkeypatch):
     one_slot_for_all(monkeypatch)
@@ -37,6 +39,7 @@ def test_one_slot_twice_in_a_row_and_shapes_that_change(ranks, nodes, monkeypatc
             ranks(main, sum(nodes), nodes=nodes, seed=seed)
 
 
+@pytest.mark.few(7)
 @pytest.mark.parametrize("dtype", op.dtypes)
 def test_any_dtype(ranks, dtype):
     ranks(Caller(op, (2,), "sm_push").in_turns([SHAPES[0]], dtype), 2)
@@ -159,6 +162,7 @@ def test_choices_are_checked_and_follow_size_and_nodes(target):
     assert next(candidates(replace(large, nodes=(2, 2)), target)).transport == "relay"
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("target", "every"), COMPILED)
 def test_compiles_everywhere_and_keeps_its_waits(target, every):
     check_kernels(op, target, every, {"m": 4096, "n": 4096}, "bfloat16")

@@ -19,6 +19,7 @@ def is_exact(nodes, transport):
     return transport != "relay" or len(nodes) == 1
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(("nodes", "transport", "shape"), cases(op, SHAPES))
 def test_every_way_of_calling(ranks, nodes, transport, shape):
     """Bit by bit the reference, so also the same on all ranks and by all transports but a relay."""
@@ -27,6 +28,7 @@ def test_every_way_of_calling(ranks, nodes, transport, shape):
     ranks(caller.every_way(shape, dtype), sum(nodes), nodes=nodes)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("nodes", [(3,), (2, 1)], ids=str)
 def test_one_slot_twice_in_a_row_and_shapes_that_change(ranks, nodes, monkeypatch):
     one_slot_for_all(monkeypatch)
@@ -37,6 +39,7 @@ def test_one_slot_twice_in_a_row_and_shapes_that_change(ranks, nodes, monkeypatc
             ranks(caller.in_turns(shapes, "float32"), sum(nodes), nodes=nodes, seed=seed)
 
 
+@pytest.mark.slow
 def test_in_place_and_any_number_of_dimensions(ranks):
     def main():
         world = weft.init()
@@ -51,6 +54,7 @@ def test_in_place_and_any_number_of_dimensions(ranks):
     ranks(main, 3)
 
 
+@pytest.mark.slow
 def test_rounded_once(ranks):
     """1 + 2**-9 + 2**-9 is lost in bfloat16 if each sum is rounded."""
 
@@ -99,6 +103,7 @@ def test_large_sums_are_relayed_between_nodes():
         assert next(candidates(Problem(m, 4096, 4, nodes=(2, 2)), target)).transport == expected
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("target", "every"), COMPILED)
 def test_compiles_everywhere_and_keeps_its_waits(target, every):
     check_kernels(op, target, every, {"m": 4096, "n": 4096}, "bfloat16")

@@ -48,6 +48,7 @@ def call_every_way(problem, config):
     return first
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("nodes", "shape"),
     [((1,), (14, 24)), ((3,), (14, 24)), ((4,), (9, 16)), ((4,), (1, 7)), ((2, 1), (5, 7))],
@@ -97,6 +98,7 @@ def test_what_does_not_fit(ranks):
         Config("ring").check(op.make_problem(2, {"m": 4, "n": 8}, "float32"), EMU)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("target", "transport", "shape"),
     [

@@ -64,6 +64,7 @@ def check(found, expected, problem):
         assert error <= 2 * tolerance(problem.dtype, problem.k) * wanted.double().norm()
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("num_ranks", "dtype", "sizes"),
     [
@@ -109,6 +110,7 @@ def test_the_same_bits_in_every_schedule(ranks):
             assert all(map(torch.equal, one, same))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("target", "dtype", "d"),
     [

@@ -68,6 +68,7 @@ def test_gradients_have_no_gradients(ranks):
     ranks(main, 1)
 
 
+@pytest.mark.slow
 def test_compiled_it_is_one_operation(ranks):
     """In one graph, forward and back, and the same bits."""
 

@@ -78,6 +78,7 @@ def test_rows_by_splits(ranks, capacity):
         assert torch.equal(gradient, expected)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("num_ranks", "m", "is_nk"),
     [(2, 16, False), (3, 9, True), SLOW(3, 9, False), SLOW(1, 9, True), SLOW(4, 9, True)],

@@ -40,6 +40,7 @@ def alone(x, logits, up, down, renormalise):
     return out
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("down_to", [ops.moe_rs, ops.moe_ar], ids=["scattered", "everywhere"])
 @pytest.mark.parametrize(
     ("num_ranks", "m", "is_nk", "renormalise"),
@@ -80,6 +81,7 @@ def test_a_layer_of_experts(ranks, num_ranks, m, is_nk, renormalise, down_to):
     ranks(main, num_ranks)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("num_ranks", "by_choice"), [(2, False), (3, False), (3, True)])
 def test_tokens_on_their_experts_ranks(ranks, num_ranks, by_choice):
     """Of rows, of choices' weights, and of what experts have; behind the last slot is nothing."""
@@ -164,6 +166,7 @@ def test_weights_of_experts_alone(ranks):
     ranks(main, 1)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("target", ["cuda:90", "hip:gfx942"])
 def test_its_kernel_compiles(target):
     target = TARGETS[target]

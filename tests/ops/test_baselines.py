@@ -56,6 +56,7 @@ def answers(
         return session.run(main)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("op", "name"),
     [
@@ -85,6 +86,7 @@ def test_wefts_product_alone_gives_the_operators_answer():
         assert len(errors) == 6 and max(errors) <= tolerance
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("op", ["ag_gemm", "gemm_rs", "gemm_ar"])
 def test_the_operators_work_as_a_program_gives_its_answer(op: str):
     for fields in ({}, {"b_is_nk": True}):

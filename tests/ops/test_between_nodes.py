@@ -49,6 +49,7 @@ def pairs(nodes: tuple[int, ...]) -> list[tuple[int, int]]:
     return [(i, j) for i in range(len(nodes)) for j in range(len(nodes)) if i != j]
 
 
+@pytest.mark.few(1)
 @on_nodes(160, 61)
 def test_gathered_rows_cross_once(nodes, m):
     op, num_ranks = cards()["ag_gemm"], sum(nodes)
@@ -89,6 +90,7 @@ def test_gathered_tokens_cross_once(nodes, split_experts):
     assert crossing(nodes, main) == {(i, j): rows[i] * K * 4 for i, j in pairs(nodes)}
 
 
+@pytest.mark.few(1)
 @on_nodes(160, 141)
 @pytest.mark.parametrize(
     ("name", "transport"),
@@ -112,6 +114,7 @@ def test_sums_cross_once(name, transport, nodes, m):
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SUMS)
 @pytest.mark.parametrize(
     "nodes", [(2, 1), pytest.param((3, 2), marks=pytest.mark.slow)], ids=text_of
@@ -125,6 +128,7 @@ def test_every_way_of_calling_what_is_relayed(nodes, name):
             session.run(lambda: call_every_way(op, problem, config))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "nodes"),
     [("gemm_rs", (3, 1)), ("gemm_rs", (2, 2)),
@@ -168,6 +172,7 @@ LAYERS = {
 }
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("sums", ["relay", "library"])
 @on_nodes(160, 141)
 @pytest.mark.parametrize("function", LAYERS)

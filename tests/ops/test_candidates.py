@@ -66,6 +66,7 @@ def problems(draw: st.DrawFn, op: Op) -> Any:
         hypothesis.reject()
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("op", names())
 def test_every_candidate_passes_its_own_check(op):
     @hypothesis.settings(

@@ -53,6 +53,7 @@ def mlp(x, up, down, world, m):
     return ops.gemm_rs(hidden, down, world=world)
 
 
+@pytest.mark.slow
 def test_compiled_layers_are_as_eager_ones(ranks):
     """In one graph, forward and backward; run with values on two ranks whose shards differ."""
     m = 9
@@ -82,6 +83,7 @@ def test_what_runs_on_gpus_runs_on_the_emulator():
     assert command(["emulate", str(script), "--ranks", "2", "--", "small"]) == 0
 
 
+@pytest.mark.slow
 def test_a_graph_holds_operations_whole(ranks):
     """Every operator's, with out= and without a gradient too."""
     x, weight = whole(4, 16, seed=1), whole(16, 16, seed=2)
@@ -215,6 +217,7 @@ CHECKED = {
 }
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("name", CHECKED)
 def test_opcheck(ranks, name):
     """torch's own list of what an operation must be: schema, fake, gradient, tracing."""

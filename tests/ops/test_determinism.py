@@ -92,6 +92,7 @@ UNLIKE = {
 }
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", UNLIKE)
 def test_eager_recorded_replayed_and_repeated_calls_have_the_same_bits(ranks, monkeypatch, name):
     """Of a choice that differs by recording; and without the mode bits differ, so this can fail."""

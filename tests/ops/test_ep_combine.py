@@ -36,6 +36,7 @@ def call_once(ranks, problem, config=SMALL, **options):
     return ranks(main, problem.num_ranks, **options)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("by_choice", [False, True])
 @pytest.mark.parametrize(
     ("dtype", "weighted"), [("float16", True), ("bfloat16", False), ("float32", True)]
@@ -45,6 +46,7 @@ def test_sums_are_the_references_bit_by_bit(ranks, dtype, weighted, by_choice):
     call_once(ranks, Problem(9, 40, 2, dtype, **sizes))
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("num_ranks", "m", "n", "experts", "top_k"),
     [(4, 9, 7, 5, 3), (4, 1, 16, 2, 1), (3, 5, 24, 2, 2), (1, 6, 16, 3, 3), (2, 0, 16, 2, 1)],
@@ -55,6 +57,7 @@ def test_awkward_sizes(ranks, num_ranks, m, n, experts, top_k):
     call_once(ranks, replace(problem, by_choice=True))
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("by_choice", [False, True])
 @pytest.mark.parametrize("nodes", [(3,), pytest.param((2, 1), marks=pytest.mark.slow)], ids=str)
 def test_called_in_turns_recorded_and_replayed_on_one_slot(ranks, nodes, by_choice, monkeypatch):
@@ -97,6 +100,7 @@ def rows_of_slots(handle, made, starts, first):
     return y
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("counts", "top_k", "weighted"),
     slow_but([((11,), 3, True), ((0, 5, 6), 1, False), ((3, 0, 6, 2), 3, True)],
@@ -153,6 +157,7 @@ def products(x, handle, b):
     return out
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("seed", range(4))
 def test_any_layer(ranks, seed):
     """Random sizes and routings: there, two products, and back, against the dense layer."""
@@ -186,6 +191,7 @@ def test_any_layer(ranks, seed):
     ranks(main, num_ranks, seed=seed)
 
 
+@pytest.mark.slow
 def test_behind_the_router(ranks):
     """What moe_route chooses is taken as it is; there and back is the identity."""
     logits, x = torch.randn(10, 6), torch.randn(10, 12)
@@ -245,6 +251,7 @@ def test_what_does_not_fit(ranks):
     ranks(main, 2)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     "target",
     ["cuda:90", *(pytest.param(one, marks=pytest.mark.slow) for one in ELSEWHERE)],

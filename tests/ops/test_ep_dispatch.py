@@ -73,6 +73,7 @@ def awkward(how):
     return ids
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     "how",
     ["all to one rank", "one expert of each rank", "one rank sends nothing", "nobody sends",
@@ -83,6 +84,7 @@ def test_wherever_tokens_go(ranks, how):
     dispatch_once(ranks, problem, inputs_of(problem, awkward(how)))
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("counts", "rows", "experts", "top_k", "tile_m"),
     [((5, 0, 9, 2), 9, 2, 1, 16), ((1, 3), 7, 5, 5, 1), ((6,), 6, 4, 2, 4), ((0, 1), 1, 1, 1, 2)],
@@ -96,6 +98,7 @@ def test_ranks_that_have_not_as_many(ranks, counts, rows, experts, top_k, tile_m
     dispatch_once(ranks, problem, inputs_of(problem, ids))
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("dtype", "n", "scales"),
     [("bfloat16", 24, 0), ("float8_e4m3fn", 256, 2), ("float8_e4m3fn", 7, 1), ("float32", 0, 0)],
@@ -135,6 +138,7 @@ def test_another_row_goes_the_same_way(ranks):
     ranks(main, 2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("nodes", [(3,), pytest.param((2, 1), marks=pytest.mark.slow)], ids=str)
 def test_called_in_turns_recorded_and_replayed_on_one_slot(ranks, nodes, monkeypatch):
     monkeypatch.setenv("WEFT_SLOTS", "1")
@@ -274,6 +278,7 @@ def check_kernel(fn, record, target):
     return binary
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("problem", [PLAIN, SCALED, FEW], ids=["plain", "scaled", "few"])
 @pytest.mark.parametrize(
     "target",
@@ -304,6 +309,7 @@ def test_tables_compile_and_keep_their_waits(target):
         check_kernel(fn, record, TARGETS[target])
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("num_ranks", "m"), [(3, 7), (2, 8), (3, 2), (1, 5)])
 def test_by_a_routers_tables_of_own_experts(ranks, num_ranks, m):
     """The same rows, tables and sums as by a dispatch of its choices."""

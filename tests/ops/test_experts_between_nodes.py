@@ -88,6 +88,7 @@ def inputs_of(problem, ids):
     ]  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("nodes", "routing"), CASES)
 def test_rows_cross_once_to_each_node(nodes, routing):
     ids = choices(routing, nodes)
@@ -138,6 +139,7 @@ def by_nodes(problem, inputs):
     return outs
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("nodes", "routing"), CASES)
 def test_one_sum_of_each_node_crosses(nodes, routing):
     """The same bits in every run: a node's shares added up in the order of its ranks."""
@@ -205,6 +207,7 @@ def cases_of_sums():
         yield pytest.param(*case, i % 2 == 0, id=text, marks=marks)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "nodes", "routing", "split_experts"), list(cases_of_sums()))
 def test_sums_over_experts_cross_once(name, nodes, routing, split_experts, monkeypatch):
     """A token's sum of each node to each other one, be it of no choices; all-reduced, the result

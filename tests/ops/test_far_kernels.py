@@ -33,6 +33,7 @@ def in_a_far_world(record):
     return replace(record, constants=constants)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "transport"),
     [
@@ -59,6 +60,7 @@ def test_what_crosses_goes_through_the_library(nvshmem_stand_in, name, transport
         assert "// nvshmemx_putmem_block" in text and "// nvshmem_quiet" in text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "relay"),
     [

@@ -121,6 +121,7 @@ def kernels(op: Any) -> Iterator[tuple[Any, KernelRecord]]:
                 yield from (one for one in found if isinstance(one[0], triton.JITFunction))
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", sorted(cards()))
 def test_offsets_have_64_bits(name):
     found = {

@@ -65,6 +65,7 @@ def call_every_way(problem, config):
     return outs
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("nodes", "sizes"),
     [
@@ -92,6 +93,7 @@ def test_half_precision(ranks, dtype):
     ranks(lambda: call_every_way(problem, None), 2)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("transport", ["ll", "sm_push"])
 def test_the_same_bits_in_every_schedule(ranks, transport):
     problem = problem_for(3, n=64)
@@ -286,6 +288,7 @@ def test_few_heads_go_by_packets_and_most_sms_have_keys():
     assert first(m=1, heads=8, kv_heads=8, nodes=(2, 2)).transport == "sm_push"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("target", "dtype", "sizes"),
     [
@@ -321,6 +324,7 @@ def test_baselines_give_the_answer(ranks, name, variable, monkeypatch):
     ranks(main, 2)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("paged", [False, True])
 def test_it_is_whole_in_a_compiled_graph_and_has_no_gradient(ranks, paged):
     def main():

@@ -30,12 +30,14 @@ CASES = [("sm_push", *case.values) for case in (AWKWARD[1], AWKWARD[4])]
 CASES += [(way, *shape) for way in TRANSPORTS[1:] for shape in ((3, 91, 70, 50), (4, 1, 32, 32))]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("transport", "num_ranks", "m", "n", "k"), CASES)
 def test_every_way_of_calling(ranks, num_ranks, m, n, k, transport):
     problem = problem_for(op, num_ranks, m, n, k)
     ranks(lambda: call_every_way(op, problem, config_for(op, problem, transport)), num_ranks)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("transport", TRANSPORTS)
 def test_half_precision_and_transposed_weights(ranks, transport):
     """bfloat16: what numpy has not, unlike float16."""
@@ -43,11 +45,13 @@ def test_half_precision_and_transposed_weights(ranks, transport):
     ranks(lambda: call_every_way(op, problem, config_for(op, problem, transport)), 3)
 
 
+@pytest.mark.slow
 def test_nothing_fused_is_right_too(ranks):
     problem = problem_for(op, 3, 70, 40, 32)
     ranks(lambda: call_every_way(op, problem, Config(transport="all_reduce")), 3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("transport", TRANSPORTS)
 def test_any_schedule_gives_the_same_bits(ranks, monkeypatch, transport):
     """On all ranks; with one slot only credits keep calls apart."""
@@ -82,6 +86,7 @@ def test_compiles_everywhere_and_keeps_its_waits(target, shape, b_is_nk):
     check_products(op.kernels(problem, None, target), target)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("tile_n", "stages"), [pytest.param(320, 3, marks=pytest.mark.slow), (160, 5)]
 )
@@ -94,6 +99,7 @@ def test_columns_that_are_no_power_of_two(tile_n, stages):
     check_products(op.kernels(problem, config, target), target, WIDER_STACK_BYTES)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("target", ["cuda:90", pytest.param("hip:gfx942", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("transport", ["one_shot_ll", "two_shot_ll"])
 def test_packets_compile_for_few_rows(target, transport):

@@ -30,23 +30,27 @@ from weft.plan.summed import problem_of
 from weft.tiles import gemm_sm90
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("num_ranks", "m", "n", "k"), AWKWARD)
 def test_every_way_of_calling(ranks, num_ranks, m, n, k):
     problem = problem_for(op, num_ranks, m, n, k)
     ranks(lambda: call_every_way(op, problem, config_for(op, problem)), num_ranks)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [pytest.param("float16", marks=pytest.mark.slow), "bfloat16"])
 def test_half_precision_and_transposed_weights(ranks, dtype):
     problem = problem_for(op, 3, 140, 48, 64, dtype, b_is_nk=True)
     ranks(lambda: call_every_way(op, problem, config_for(op, problem)), 3)
 
 
+@pytest.mark.slow
 def test_nothing_fused_is_right_too(ranks):
     problem = problem_for(op, 3, 70, 40, 32)
     ranks(lambda: call_every_way(op, problem, Config(transport="reduce_scatter")), 3)
 
 
+@pytest.mark.slow
 def test_any_schedule_gives_the_same_bits(ranks, monkeypatch):
     """The order of sums is fixed; with one slot only credits keep calls apart."""
     monkeypatch.setenv("WEFT_SLOTS", "1")
@@ -165,6 +169,7 @@ COMPILED = slow_but(
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("target", "shape", "b_is_nk"), COMPILED, ids=str)
 def test_compiles_everywhere_and_keeps_its_waits(target, shape, b_is_nk):
     target = TARGETS[target]
@@ -189,6 +194,7 @@ PIECES = slow_but(
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("target", "tile_n"), PIECES, ids=str)
 def test_launches_in_parts_compile_and_all_chunks_have_one_kernel(target, tile_n):
     target, template = TARGETS[target], "sm90" if target == "cuda:90" else "plain"
@@ -272,6 +278,7 @@ def test_what_engines_carry_is_not_recorded(ranks):
     ranks(main, 2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("other", ["sm_push", "ce_parts", "reduce_scatter"])
 def test_a_recorded_call_takes_another_way_for_which_all_is_there(ranks, monkeypatch, other):
     module = sys.modules["weft.ops.gemm_rs"]

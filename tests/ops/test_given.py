@@ -52,6 +52,7 @@ CALLS = {
 }  # fmt: skip
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", CALLS)
 def test_a_dtensor_stands_for_the_ranks_part_of_it(ranks, name):
     """Results are the parts' results, and gradients lie as the DTensors do."""
@@ -100,6 +101,7 @@ def test_rows_that_do_not_divide_are_counted_by_the_dtensor(ranks):
     on_ranks(ranks, main, 3)
 
 
+@pytest.mark.slow
 def test_a_dtensor_in_what_is_compiled(ranks):
     x, weight = whole(4, 8, seed=1), whole(8, 6, seed=2)
 
@@ -143,6 +145,7 @@ def test_a_dtensor_that_lies_otherwise_is_refused_by_the_placement_that_is_neede
     on_ranks(ranks, main)
 
 
+@pytest.mark.slow
 def test_calls_that_take_no_dtensor_say_so(ranks):
     def main(world, mesh):
         q = torch.zeros(2, 2, 16)
@@ -188,6 +191,7 @@ def normed_product(x, w, scale):
     return all_gather(rms_norm(x, scale)) @ w
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("lowering", ["unfused", "overlapped"])
 def test_a_program_takes_dtensors_and_keeps_its_dtypes(ranks, lowering):
     """It declares both: how its inputs lie, and of what dtype they are, autocast or not."""
@@ -250,6 +254,7 @@ NARROWED = [
 ]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", NARROWED)
 def test_products_and_attention_cast_as_torchs_do(ranks, name):
     """The result is of autocast's dtype, gradients of the tensors' own: as after .to(..)."""

@@ -44,12 +44,14 @@ def loop_of_calls(name: str, transport: str, m: int, n: int, out_of: str) -> Any
     return main
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("name", "transport"), IN_PLACE)
 def test_inputs_that_change_right_behind_a_call(ranks, name, transport):
     for seed, (num_ranks, m, n) in enumerate(SHAPES):
         ranks(loop_of_calls(name, transport, m, n, "plain"), num_ranks, seed=seed)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("out_of", ["x", "symmetric"])
 def test_sums_go_straight_to_where_they_are_wanted(ranks, out_of):
     for seed, (num_ranks, m, n) in enumerate(SHAPES):

@@ -17,12 +17,14 @@ pytestmark = pytest.mark.parametrize(
 )
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("dtype", [pytest.param("float16", marks=pytest.mark.slow), "bfloat16"])
 def test_half_precision_and_transposed_weights(ranks, op, dtype):
     problem = problem_for(op, 3, 30, dtype, b_is_nk=True, experts=4, top_k=4)
     ranks(call_once(op, problem), 3)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("num_sms", [3, 5])
 def test_machines_with_few_sms(ranks, op, num_sms):
     problem = problem_for(op, 2, 40)
@@ -30,6 +32,7 @@ def test_machines_with_few_sms(ranks, op, num_sms):
     ranks(call_once(op, problem, small(op, problem, **fields)), 2, num_sms=num_sms)
 
 
+@pytest.mark.few(1)
 def test_tables_that_say_more_than_they_hold_are_read_as_far_as_they_go(ranks, op):
     """A number of tiles that is wrong costs no time, and no tile: those behind the last hold
     nothing. Of ranks that have tokens of a tile there are no more than ranks."""
@@ -55,6 +58,7 @@ def test_tables_that_say_more_than_they_hold_are_read_as_far_as_they_go(ranks, o
     assert time.monotonic() - start < 60
 
 
+@pytest.mark.few(7)
 @pytest.mark.parametrize(
     ("name", "wrong", "error", "told"),
     [

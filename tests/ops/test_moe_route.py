@@ -66,6 +66,7 @@ def skewed(m, n, how):
     return logits
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize(
     "how", ["all to one", "one rank's to one", "few experts", "ties", "not numbers"]
 )
@@ -75,6 +76,7 @@ def test_wherever_tokens_go(ranks, num_ranks, how):
     route_once(ranks, problem, skewed(41, 6, how), Config(block=8, channels=2))
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("num_ranks", "m", "n", "top_k", "tile_m"),
     [(4, 97, 24, 8, 4), (4, 1, 4, 2, 16), (4, 9, 5, 5, 1), (2, 2, 1, 1, 16), (3, 0, 4, 2, 16)],
@@ -86,6 +88,7 @@ def test_awkward_sizes(ranks, num_ranks, m, n, top_k, tile_m):
     )
 
 
+@pytest.mark.slow
 def test_every_tile_is_of_one_expert_and_every_slot_in_one_tile(ranks):
     problem = Problem(50, 7, 2, "bfloat16", top_k=2, tile_m=4)
     first, second = route_once(ranks, problem, torch.randn(50, 7).bfloat16())
@@ -103,6 +106,7 @@ def test_every_tile_is_of_one_expert_and_every_slot_in_one_tile(ranks):
         assert torch.equal(getattr(first, name), getattr(second, name))
 
 
+@pytest.mark.slow
 def test_weights_of_all_experts_and_of_those_chosen(ranks):
     logits = torch.randn(5, 9)
 
@@ -144,6 +148,7 @@ def of_groups(logits, top_k, bias, given):
     return torch.tensor(ids, dtype=torch.int32), torch.stack(weights) * given.get("scale", 1.0)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("given", BY_GROUPS, ids=str)
 @pytest.mark.parametrize("n", [8, 12])
 def test_scores_groups_and_a_bias(ranks, given, n):
@@ -165,6 +170,7 @@ def test_scores_groups_and_a_bias(ranks, given, n):
     ranks(main, 2)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("given", BY_GROUPS, ids=str)
 def test_gradients_of_scores(ranks, given):
     problem = Problem(10, 8, 2, top_k=3, tile_m=4, **given)
@@ -187,6 +193,7 @@ def test_gradients_of_scores(ranks, given):
     ranks(main, 2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("nodes", [(3,), (2, 1)], ids=str)
 def test_called_in_turns_recorded_and_replayed_on_one_slot(ranks, nodes, monkeypatch):
     monkeypatch.setenv("WEFT_SLOTS", "1")
@@ -253,6 +260,7 @@ def test_what_does_not_fit(ranks):
         Problem(64, 2000, 4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "target",
     ["cuda:90", *(pytest.param(one, marks=pytest.mark.slow) for one in ELSEWHERE)],

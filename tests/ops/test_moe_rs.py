@@ -20,6 +20,7 @@ EMU = TARGETS["emu"]
 ELSEWHERE = ("cuda:80", "cuda:100", "hip:gfx942")
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("num_ranks", "m", "how"),
     [(1, 20, "anywhere"), (3, 41, "anywhere"), (4, 9, "all to one"), (4, 1, "anywhere")],
@@ -57,6 +58,7 @@ def test_a_whole_layer(ranks, num_ranks, m, how):
     torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "nodes", "transport"),
     [
@@ -106,6 +108,7 @@ def test_what_does_not_fit(ranks):
     ranks(main, 2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "target",
     ["cuda:90", *(pytest.param(one, marks=pytest.mark.slow) for one in ELSEWHERE)],

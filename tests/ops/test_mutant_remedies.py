@@ -31,6 +31,7 @@ CASES = [
 ]  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "transport", "cases"), CASES)
 def test_the_remedy_puts_back_what_was_left_out(name, transport, cases):
     run, *_ = trial_runs(cards()[name], transport)

@@ -29,6 +29,7 @@ WRONG = {
 }
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", TAKE_OUT)
 def test_the_error_of_a_wrong_out_names_it(name: str, monkeypatch):
     card = cards()[name]

@@ -19,12 +19,14 @@ def test_machines_with_few_sms(ranks, op, num_sms):
     ranks(lambda: on_few_sms(op, problem), 2, num_sms=num_sms)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("nodes", [2, 3])
 def test_ranks_out_of_direct_reach(ranks, op, nodes):
     problem = problem_for(op, 3, 70, 32, 32)
     ranks(lambda: by_every_candidate(op, problem), 3, nodes=nodes)
 
 
+@pytest.mark.few(1)
 def test_addresses_that_tma_cannot_take_on_one_rank_only(ranks, op):
     problem = problem_for(op, 2, 96, 32, 32)
     ranks(lambda: unaligned_on_rank_0(op, problem), 2)

@@ -141,6 +141,7 @@ def cases(ways: dict[str, Callable[[str], bool]]) -> list[Any]:
     ]  # fmt: skip
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("name", "way", "transport"), cases(ANY_PLACE))
 def test_how_one_rank_has_its_tensors_is_its_own_matter(ranks, name, way, transport):
     dtype = "float16" if way == "alignment" else "float32"
@@ -166,6 +167,7 @@ def test_what_peers_reach_lies_on_the_heap_of_all_ranks(ranks, name, transport, 
     assert re.search(r"ranks? [\d, ]+ calls? .*, but ranks? [\d, ]+ calls? ", text), text
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("name",), slow_but([("ag_gemm",), ("all_reduce",), ("moe_rs",)], zip(SHAPES))
 )

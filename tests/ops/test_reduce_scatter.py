@@ -25,12 +25,14 @@ def is_exact(nodes, transport):
     return transport in ("sm_push", "ll", "sm_pull") or (transport == "relay" and len(nodes) == 1)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(("nodes", "transport", "shape"), cases(op, SHAPES))
 def test_every_way_of_calling(ranks, nodes, transport, shape):
     caller = Caller(op, nodes, transport, exact=is_exact(nodes, transport))
     ranks(caller.every_way(shape, DTYPES[transport]), sum(nodes), nodes=nodes)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("nodes", [(3,), (2, 1)], ids=str)
 def test_one_slot_twice_in_a_row_and_shapes_that_change(ranks, nodes, monkeypatch):
     one_slot_for_all(monkeypatch)

@@ -189,6 +189,7 @@ def _parts(value: Any) -> Any:
     return value if isinstance(value, (tuple, list)) else (value,)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("subject", SUBJECTS, ids=str)
 def test_a_replay_has_the_operands_and_the_result_of_its_own_call(subject, replayed):
     calls = check(subject)

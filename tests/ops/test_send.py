@@ -41,11 +41,13 @@ def opened(nbytes=1 << 12, **options):
     return world
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(("nodes", "transport", "shape"), cases(op, SHAPES))
 def test_every_way_of_calling(ranks, nodes, transport, shape):
     ranks(Caller(op, nodes, transport).every_way(shape, "bfloat16"), sum(nodes), nodes=nodes)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("nodes", [(2,), (2, 1)], ids=str)
 def test_one_box_twice_in_a_row_and_sizes_that_change(ranks, nodes, monkeypatch):
     one_slot_for_all(monkeypatch)
@@ -247,6 +249,7 @@ def test_a_message_of_another_length_is_an_error_of_its_receiver(ranks, config):
     ranks(main, 2)
 
 
+@pytest.mark.few(11)
 @pytest.mark.parametrize(
     ("call", "error", "words"),
     [

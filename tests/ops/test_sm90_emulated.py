@@ -162,6 +162,7 @@ QUICK = (
 )  # fmt: skip
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(("case",), slow_but(zip(QUICK), zip(CASES)))
 def test_is_right_and_clean(case):
     assert runs_in_gluon(emulated(CASES[case], seed=len(case)))
@@ -176,6 +177,7 @@ def test_awkward_shapes_on_three_ranks(op, m, transport):
     assert runs_in_gluon(emulated((op, sizes, transport), m, num_ranks=3))
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("m", "transport"),
     slow_but([(150, "sm_push"), (9, "ce_push")], [(150, "ce_push"), (9, "sm_push")]),
@@ -212,6 +214,7 @@ def mlp(x, w1, w2):
     return reduce_scatter(silu_mul(all_gather(x) @ w1) @ w2)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("engine", ["", "ce_push", "sm_push"])
 def test_programs(engine):
     """Every kernel of a product is Gluon's; called three times, the last is a replay."""
@@ -253,6 +256,7 @@ def of_few_programs(calls=(0, 0, 1, 2, 0)) -> Run:
     return op_run(work, [replace(way, tile_n=128, num_stages=2)] * 3, calls=calls, arch=90)
 
 
+@pytest.mark.slow
 def test_waits_arrivals_fences_and_parity_within_a_block_are_needed():
     """One mutant of each."""
     run, census = of_few_programs(calls=(0,)), Census()
@@ -267,6 +271,7 @@ def test_waits_arrivals_fences_and_parity_within_a_block_are_needed():
         assert any(shows(run, seed, OneMutant(mutant)) for seed in range(6)), kind
 
 
+@pytest.mark.slow
 def test_a_tile_that_nobody_is_told_of_is_waited_for_by_the_next_alone():
     """Own tiles of gemm_rs, the last: each place is written again when it has been read, in tiles
     of one chunk; and at the end, by both consumers."""
@@ -278,6 +283,7 @@ def test_a_tile_that_nobody_is_told_of_is_waited_for_by_the_next_alone():
     assert [shows(run, 0, OneMutant(one)) for one in waits] == ["race"] * 4
 
 
+@pytest.mark.slow
 def test_where_threads_store_results_a_wait_for_tma_is_no_signal():
     """Experts' tiles end where another's rows begin: nothing could show such a mutant."""
     run, census = next(runs_on_hopper(cards()["ag_moe"], "sm_push", "bfloat16")), Census()

@@ -46,6 +46,7 @@ def drawn(m, experts, how="anywhere", seed=0):
 WHERE = ("anywhere", "all to one", "none to the last rank's")
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("num_ranks", "m", "how"),
     slow_but(
@@ -76,6 +77,7 @@ def test_a_whole_layer(ranks, num_ranks, m, how):
         torch.testing.assert_close(whole, expected, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("op", [gather, scatter, reduce], ids=lambda op: op.name)
 @pytest.mark.parametrize("transport", ["first", "unfused"])
 def test_called_in_turns_recorded_and_replayed(ranks, op, transport):
@@ -84,6 +86,7 @@ def test_called_in_turns_recorded_and_replayed(ranks, op, transport):
     ranks(call_in_turns(op, problem, small(op, problem, **changes)), 3)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("op", [gather, scatter], ids=lambda op: op.name)
 @pytest.mark.parametrize(
     "target",
@@ -94,6 +97,7 @@ def test_it_compiles(op, target):
     check_kernel(op, problem_for(op, 2, 64, "bfloat16", **fields), target)
 
 
+@pytest.mark.slow
 def test_gradients_are_those_of_one_rank(ranks):
     """Of tokens, of logits and of each rank's own matrices."""
     m, experts, num_ranks = 13, 4, 2

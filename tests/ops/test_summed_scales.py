@@ -34,6 +34,7 @@ def problem_for(name, m, n, k, num_ranks, dtype=E4M3, **fields):
     return card(name).problem(m, n, num_ranks, dtype, k=k, **fields)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("name", "num_ranks", "m", "n", "k", "fields"), [
     ("gemm_rs", 3, 91, 70, 50, {}),
     ("gemm_rs", 2, 67, 150, 272, {"scaling": "blocks", "b_is_nk": True}),
@@ -46,6 +47,7 @@ def test_every_way_of_calling(ranks, name, num_ranks, m, n, k, fields):
     ranks(lambda: call_every_way(op, problem, config_for(op, problem)), num_ranks)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("name", "transport", "seed", "fields"), slow_but(
     [("gemm_rs", "ce_push", 0, {"scaling": "blocks"}), ("gemm_rs", "ce_push", 1, {}),
      ("gemm_rs", "reduce_scatter", 0, {}), ("gemm_ar", "all_reduce", 0, {})],
@@ -88,6 +90,7 @@ def test_shares_reach_other_nodes():
         ranks.run(main)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("transport", ["sm_push", "unfused"])
 @pytest.mark.parametrize("name", ["gemm_rs", "gemm_ar"])
 def test_each_rank_has_its_own_kind_of_scales(ranks, name, transport):
@@ -116,6 +119,7 @@ def test_each_rank_has_its_own_kind_of_scales(ranks, name, transport):
     ranks(main, 2)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", ["gemm_rs", "gemm_ar"])
 def test_an_out_of_fp32_is_given_all_digits(ranks, name):
     """Shares travel in the result's dtype."""
@@ -245,6 +249,7 @@ def test_choices_of_16_bits_keep_their_keys(name):
 # ---- code
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "target", "scaling", "b_is_nk"), slow_but(
     [("gemm_rs", "cuda:90", "rows", True), ("gemm_ar", "cuda:90", "blocks", True),
      ("gemm_rs", "hip:gfx942", "blocks", True)],
@@ -263,6 +268,7 @@ def test_they_compile_and_keep_their_waits(name, target, scaling, b_is_nk):
         check_products(kernels, target, WIDER_STACK_BYTES if is_fitted else PLAIN_STACK_BYTES)
 
 
+@pytest.mark.slow
 def test_a_rank_whose_rows_begin_at_no_16_bytes_has_the_same_words():
     """The plain template on rank 0 signals both halves of a tile, which consumers of others share
     on Hopper: of fp8 in tiles of 128 columns too."""

@@ -69,6 +69,7 @@ def test_every_operator_has_an_unfused_way_that_is_measured(name):
     assert UNFUSED_BY & {one.transport for one in found}
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", WITH_TABLES)
 def test_the_unfused_way_gives_the_operators_answer(ranks, name):
     op = card(name)

@@ -26,6 +26,7 @@ def missed(ranks, op: str, **fields) -> str:
     return str(ranks(main, collect=True))
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     "op, fields, name, element",
     [

@@ -120,6 +120,7 @@ def run(made: Compiled, turns: list[dict[str, int]], seed: int) -> weft.Report:
 NAMES = ["rows", "columns", pytest.param("layers", marks=pytest.mark.slow)]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", [*NAMES, "carried"])
 def test_nobody_is_overtaken(name: str) -> None:
     made, turns = CASES[name]

@@ -72,6 +72,7 @@ def keys_of_calls(name: str, shape: dict, num_ranks: int) -> dict[tuple, list[in
     return found
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("name", QUICK)
 def test_a_dozen_kernels_serve_every_m(name):
     found = keys_of_calls(name, QUICK[name], 4)
@@ -131,6 +132,7 @@ def test_what_was_compiled_is_found_again(tmp_path, monkeypatch):
     assert list(tmp_path.glob("*/push_packets.cubin"))
 
 
+@pytest.mark.slow
 def test_another_process_asks_for_what_was_prepared():
     """Whatever else was prepared with it: Triton's keys of functions are of what these call."""
     asked = [
@@ -161,6 +163,7 @@ def test_sizes_that_are_missing_or_unknown():
         weft.prepare("gemm", {"m": 4}, num_ranks=2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "words", ["10", *(pytest.param(one, marks=pytest.mark.slow) for one in ("4 others", "100"))]
 )  # fmt: skip

@@ -105,6 +105,7 @@ def test_addresses_can_be_read_and_memory_of_others_is_refused():
         world.find(torch.zeros(1).data_ptr())
 
 
+@pytest.mark.slow
 def test_all_sizes_are_in_few_tables(tmp_path):
     built = artefact.build("all_reduce", {"m": range(1, 201), "n": 256}, num_ranks=2)
     built.write(tmp_path)

@@ -163,6 +163,7 @@ class Program:
         world.close()
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("function", "engines"),
     [
@@ -182,6 +183,7 @@ def test_every_way_of_calling(ranks, function, engines, num_ranks, m):
     ranks(lambda: program.main(m, m // 2 + 1), num_ranks)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("function", "engines"),
     [(ag_gemm, {"gathered": "sm_push"}), (gemm_rs, {"scattered": "sm_push"})],
@@ -232,6 +234,7 @@ def carried(function, num_ranks: int, m: int, **engines: str) -> Program:
     return program
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("function", "num_ranks", "m"), [(gemm_rs, 4, 9), (mlp, 3, 70)])
 def test_sums_that_engines_carry(ranks, function, num_ranks, m):
     program = carried(function, num_ranks, m)
@@ -491,6 +494,7 @@ def _named(one) -> str:
     return getattr(one, "__name__", None) or next(iter(one.values()), "sm_put")
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("function", "engines", "nodes"),
     [
@@ -596,6 +600,7 @@ PARAMETERS[two_products] = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 def test_two_products_of_the_same_rows(ranks):
     """The second need not wait: what the first has waited for is there."""
     program = Program(two_products, 3, 70, {"gathered": "sm_push"})

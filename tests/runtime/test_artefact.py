@@ -236,6 +236,7 @@ QUICK = [
 ]  # fmt: skip
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("case", "is_recorded"),
     slow_but(QUICK, product(CASES, (False, True))),
@@ -559,6 +560,7 @@ def test_two_builds_are_equal_bit_by_bit(tmp_path):
     assert {path.suffix for path in one} == {".json", ".cubin", ".hsaco"}
 
 
+@pytest.mark.slow
 def test_nothing_of_triton_is_imported(folder):
     """Calls on ranks whose driver is a stub, in a process to which Triton is not there."""
     script = HERE / "scripts" / "without_triton.py"

@@ -79,6 +79,7 @@ def check_bounds(world) -> None:
     assert len(world._recordings.seen) <= replays.SEEN_OF_EACH * found.recordings.most
 
 
+@pytest.mark.slow
 def test_two_thousand_sizes_leave_bounded_memory(no_launches):
     """An unfused product kept memory for each size: 8 MiB were full after 78."""
     unfused = card("gemm_ar").config(transport="all_reduce")
@@ -118,6 +119,7 @@ def runners(monkeypatch):
     return made
 
 
+@pytest.mark.slow
 def test_programs_of_many_sizes_leave_few_runners_and_share_their_memory(no_launches, few, runners):
     def main(world):
         for m in range(2, 202, 2):
@@ -133,6 +135,7 @@ def test_programs_of_many_sizes_leave_few_runners_and_share_their_memory(no_laun
     assert size == other and size <= 2 * 200 * N * 4, (size, other)
 
 
+@pytest.mark.slow
 def test_eviction_changes_no_result(few):
     """With real kernels, where every kind of call has been forgotten when it comes again."""
     to_sum = card("gemm_ar").config(transport="all_reduce")
@@ -193,6 +196,7 @@ def test_what_was_recorded_with_scratch_memory_that_is_gone_is_not_replayed(monk
 # ---- the heap
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("transport", "recorded"), [("sm_push", False), ("ce_push", True)])
 def test_sizes_that_grow_fit_in_a_heap_of_the_largest(transport, recorded, monkeypatch):
     """All sizes together do not; what the user has recorded of a small one is right in the end, and
@@ -267,6 +271,7 @@ def test_mailboxes_that_grow_fit_too(recorded):
         ranks.run(main)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("recorded", [False, True], ids=["called", "recorded"])
 def test_mailboxes_of_tiles_that_none_moves_any_more_make_room(recorded):
     """Each has another one, for tiles of another size; the heap holds some of them."""

@@ -123,6 +123,7 @@ def test_names_in_the_call_log_are_bounded(monkeypatch):
 # ---- scratch memory
 
 
+@pytest.mark.slow
 def test_calls_of_all_sizes_share_scratch_memory():
     def main(world):
         first = world.scratch("p", 1000)
@@ -139,6 +140,7 @@ def test_calls_of_all_sizes_share_scratch_memory():
     assert run_ranks(main, 1) == ["fine"]
 
 
+@pytest.mark.slow
 def test_scratch_memory_of_a_recording_stays_and_is_not_made_by_one():
     def main(world):
         drained = []

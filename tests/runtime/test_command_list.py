@@ -169,6 +169,7 @@ LIKE_OTHERS = [
 ]
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("num_ranks", [2, 4])
 @pytest.mark.parametrize(("op", "ms", "config"), LIKE_OTHERS)
 def test_lists_like_those_of_other_m_queue_what_a_call_queues(op, ms, config, num_ranks):
@@ -337,6 +338,7 @@ MIXED = {
 }
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("case", MIXED)
 def test_calls_of_a_plan_with_libraries_in_it_are_queued_by_lists(case, monkeypatch):
     """What lies between libraries' calls is kept; what they gave lies elsewhere at each call."""

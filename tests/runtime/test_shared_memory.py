@@ -115,6 +115,7 @@ def run_mixed(seed: int, count: int) -> None:
         ranks.run(mixed([order.randrange(len(works())) for _ in range(count)]))
 
 
+@pytest.mark.slow
 def test_any_operator_may_follow_any_other():
     run_mixed(1, 12)
 

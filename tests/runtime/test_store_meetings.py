@@ -117,6 +117,7 @@ def test_nobody_waits_for_ranks_once_the_world_has_aborted():
         meetings.exchange(0, 60.0, "")
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("by_agent", [True, False], ids=["torchrun", "bare environment"])
 def test_a_process_that_is_never_started_costs_what_is_set(by_agent, monkeypatch):
     """NCCL alone would wait ten minutes, and say nothing of who is missing."""

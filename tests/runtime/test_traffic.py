@@ -30,6 +30,7 @@ def run(script: Any, monkeypatch: Any, calls: int, most: int) -> list[dict[str, 
     return found
 
 
+@pytest.mark.slow
 def test_answers_times_and_memory(script, monkeypatch, capsys):
     monkeypatch.setattr(script, "OPS", ("ag_gemm", "all_reduce"))
     found = run(script, monkeypatch, 12, 8)

@@ -49,6 +49,7 @@ def failures():
     os.environ.update(before)
 
 
+@pytest.mark.slow
 def test_all_processes_get_all_steps(failures):
     with beside(follow, RANKS, grace_s=60.0, failed=failures.put):
         link = link_of(0)
@@ -74,6 +75,7 @@ def test_rank_0_hears_of_a_process_that_died_by_its_next_step(failures):
     assert failures.empty()
 
 
+@pytest.mark.slow
 def test_where_rank_0_does_not_hear_of_it_another_thread_says_so(failures):
     others = beside(follow, RANKS, grace_s=0.2, failed=failures.put)
     with pytest.raises(RanksStopped, match=r"ended with \[7, -9\]"), others:

@@ -53,6 +53,7 @@ def on_ranks(ranks, num_ranks, folder, what, split_from=float("inf"), **options)
 slow = partial(pytest.param, marks=pytest.mark.slow)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("kind", "num_ranks"),
     [("llama", 4), ("qwen3_moe", 2), slow("llama", 2), slow("qwen3", 2), slow("qwen3", 4),
@@ -71,6 +72,7 @@ def test_tokens_are_those_of_transformers(ranks, tiny, kind, num_ranks):
     assert on_ranks(ranks, num_ranks, folder, what) == expected(folder, prompt)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("split_from", "by_kernel"),
     [(1, True), (float("inf"), False), slow(1, False), slow(float("inf"), True)],
@@ -92,6 +94,7 @@ def test_a_mixture_is_each_alone(ranks, tiny, split_from, by_kernel):
     assert found == [expected(folder, prompt) for prompt in PROMPTS]
 
 
+@pytest.mark.slow
 def test_decode_steps_are_recorded_once_for_a_bucket(ranks, tiny):
     """Three sequences in a bucket of four, then one; two of them wait for a step."""
     folder = tiny("llama")
@@ -115,6 +118,7 @@ def test_decode_steps_are_recorded_once_for_a_bucket(ranks, tiny):
         assert tokens == expected(folder, prompt)[: len(tokens)]
 
 
+@pytest.mark.slow
 def test_what_is_drawn_does_not_depend_on_the_batch(ranks, tiny):
     folder, hot = tiny("llama"), partial(Sampling, 1.5, 50, 0.95)
 

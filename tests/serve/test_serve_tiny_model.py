@@ -59,6 +59,7 @@ def ask(client, prompt: str, seed: int, tokens: int, stream: bool = True) -> str
     return "".join(one.choices[0].text for one in answer)
 
 
+@pytest.mark.slow
 def test_requests_at_once_are_answered_as_each_alone(tiny):
     sizes = Sizes(page_size=4, pages=12, max_tokens=16, max_sequences=3)
     prompts = ["The weft", "A loom holds one set of threads", "Cloth"]
@@ -98,6 +99,7 @@ def verb(folder, target: str) -> Iterator[tuple[subprocess.Popen, str]]:
 TARGETS = ["emu", pytest.param("cuda", marks=pytest.mark.gpu(n=2))]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("target", TARGETS)
 def test_the_verb_serves_until_it_is_interrupted(tiny, target):
     with verb(tiny("qwen3"), target) as (server, address):
@@ -130,6 +132,7 @@ def test_a_process_that_dies_ends_the_server(tiny):
     assert str(heard.value)
 
 
+@pytest.mark.slow
 def test_a_rank_that_fails_ends_the_verb_with_the_table(tiny, monkeypatch, capsys):
     from weft.serve.runner import Runner
 

@@ -18,6 +18,7 @@ from weft.verify import compiled
 SLOW = pytest.mark.slow
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("zigzag", [True, False])
 @pytest.mark.parametrize("num_ranks", [1, 3, 4])
 def test_it_is_laid_out_as_by_torch(num_ranks, zigzag):
@@ -77,6 +78,7 @@ def test_rows_that_queries_see_are_those_that_they_may(starts, zigzag, causal):
         ranks.run(main)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("target", "dtype", "d"),
     [

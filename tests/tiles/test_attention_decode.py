@@ -84,6 +84,7 @@ def check(out, q, k, v, lengths, scale):
     assert not out[lengths == 0].any()
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize(("splits", "programs"), [(1, 2), (3, 4), (8, 3)])
 @pytest.mark.parametrize(
     ("lengths", "max_kv", "heads", "dtype"),

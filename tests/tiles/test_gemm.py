@@ -101,6 +101,7 @@ def multiply(m: int, n: int, k: int, dtype: torch.dtype, *, b_is_nk: bool, tma: 
     return a, b, c
 
 
+@pytest.mark.few(9)
 @pytest.mark.parametrize("tma", [True, False])
 @pytest.mark.parametrize("b_is_nk", [True, False])
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
@@ -167,6 +168,7 @@ def dtype(request) -> str:
     return request.param
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("b_is_nk", [True, pytest.param(False, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("target", [t for t in TARGETS.values() if t.backend == "cuda"], ids=str)
 def test_is_pipelined_and_spills_nothing_on_nvidia(target, dtype, b_is_nk):

@@ -85,6 +85,7 @@ def scaled_gemm_sm90(a, b, c, partials, summed, e, scale_a, scale_b, a_row, a_k,
     )  # fmt: skip
 
 
+@pytest.mark.few(7)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("dtype", [E4M3, E5M2], ids=["e4m3", "e5m2"])
 @pytest.mark.parametrize("b_is_nk", [True, False])
@@ -113,6 +114,7 @@ def scalars(**more: str) -> dict:
     return {"scale_a": "*fp32", "scale_b": "*fp32", **dict.fromkeys(names, "i32"), **more}
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("per_block", [False, True])
 def test_products_of_fp8_run_on_hoppers_tensor_cores(per_block):
     cut, target = gemm_sm90.PROMOTED, TARGETS["cuda:90"]
@@ -146,6 +148,7 @@ def test_products_of_fp8_run_on_hoppers_tensor_cores(per_block):
     assert binary.metadata.shared <= target.shared_bytes
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("per_block", [False, True])
 @pytest.mark.parametrize(
     "target",

@@ -209,6 +209,7 @@ def slow(*values):
     return pytest.param(*values, marks=pytest.mark.slow)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("blocking", "b_is_nk"), [
     (gemm_sm90.WIDE, True), (gemm_sm90.WIDE, False), (gemm_sm90.TURNS, False),
     slow(gemm_sm90.MIDDLE, True), slow(gemm_sm90.WIDER, True), slow(gemm_sm90.TURNS, True),
@@ -228,6 +229,7 @@ def test_products_run_on_tensor_cores_and_sums_stay_in_registers(blocking, b_is_
     assert report.ok, str(report)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("blocking", [
     gemm_sm90.WIDE, gemm_sm90.TURNS, slow(gemm_sm90.WIDER), slow(gemm_sm90.MIDDLE),
 ], ids=NAMES)  # fmt: skip
@@ -309,6 +311,7 @@ def assert_multiplies(shape, blocking, b_is_nk, dtype, programs, head=0, device=
     assert error <= tolerance(str(dtype).removeprefix("torch."), k)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("blocking", "shape", "b_is_nk", "programs", "head"), [
     (gemm_sm90.TURNS, (640, 136, 1032), False, 3, 0),
     (gemm_sm90.TURNS, (256, 136, 1032), True, 4, 1),
@@ -355,6 +358,7 @@ SPARED = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mark", [one if "fence" in one else slow(one) for one in SPARED])
 def test_what_orders_its_partitions_is_missed_where_it_is_left_out(mark):
     def found(number):

@@ -89,6 +89,7 @@ def test_sums_are_the_same_in_every_schedule(ranks):
     assert all(torch.equal(found[0], one) for one in found[1:])
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("target", "tile_m"),
     [("cuda:80", 16), ("cuda:90", 16), ("cuda:90", 64), ("cuda:100", 32), ("hip:gfx942", 16)],

@@ -119,6 +119,7 @@ def test_and_so_is_that_for_hopper(tmp_path, monkeypatch):
     assert code_of(other, record, "cuda:90") == code_of(plain_gemm, record, "cuda:90")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("target, template", [
     ("cuda:90", "plain"),
     *(pytest.param(*one, marks=pytest.mark.slow)

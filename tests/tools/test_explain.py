@@ -234,6 +234,7 @@ def test_times_of_a_machine_that_was_not_measured_say_whose_they_are(capsys):
     assert "was measured" not in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_an_operator_is_found_without_the_others():
     asked = "import sys; from weft.tools.programs import find_op; find_op('ag_gemm')"
     never = (
@@ -262,6 +263,7 @@ CALLED = [
 ]
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("name, shape, rows", CALLED)
 def test_the_plan_is_the_one_that_the_call_runs(
     ranks, monkeypatch, name: str, shape: dict, rows: tuple

@@ -123,6 +123,7 @@ def test_version(capsys):
     assert told.startswith(f"weft {weft.__version__} (python 3.") and "triton 3." in told
 
 
+@pytest.mark.slow
 def test_ctrl_c_says_where_a_rank_was(tmp_path: Path):
     script = tmp_path / "endless.py"
     script.write_text(

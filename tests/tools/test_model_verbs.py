@@ -47,6 +47,7 @@ def test_generate_prints_what_transformers_generates(tiny, capsys):
     assert "2 ranks on the emulator" in said.err and f"{count} tokens in" in said.err
 
 
+@pytest.mark.slow
 def test_generate_draws_by_its_seed(tiny, capsys):
     words = ["generate", "--model", str(tiny("llama")), "--prompt", "hi"]
     words += "--chat --json --ranks 1 --target emu --max-tokens 8 --temperature 1.5".split()

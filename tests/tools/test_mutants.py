@@ -70,6 +70,7 @@ def test_all_are_caught(tmp_path, capsys):
     assert values["mutants"] == values["caught"] > 10 and values["ranks"] == 2
 
 
+@pytest.mark.slow
 def test_a_signal_too_many_is_named_with_its_line(tmp_path, capsys):
     code, values = verified(tmp_path, capsys, AGAIN)
     assert code == 1 and not values["ok"]

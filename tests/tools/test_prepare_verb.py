@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 
+import pytest
+
 from weft.tools.main import main
 
 
+@pytest.mark.slow
 def test_it_compiles_for_a_range_of_sizes(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     words = ["prepare", "reduce_scatter", "--shape", "m=2000..2004,n=96", "--ranks", "2", "--json"]

@@ -125,6 +125,7 @@ def test_a_program_is_compiled_ahead(model, capsys):
     assert json.loads(capsys.readouterr().out)["kernels"]
 
 
+@pytest.mark.slow
 def test_a_decode_step_is_compiled_into_an_artefact(tmp_path, capsys):
     """Of integers nobody makes up values, and nobody has to; its options are the file's."""
     step = Path(__file__).parents[2] / "examples" / "16_megakernel.py"
@@ -135,6 +136,7 @@ def test_a_decode_step_is_compiled_into_an_artefact(tmp_path, capsys):
     assert compiled.sizes == "b=1/2"
 
 
+@pytest.mark.slow
 def test_a_programs_calls_are_compiled_into_an_artefact(model, tmp_path, capsys):
     words = f"compile {model}:mlp --target cuda:90 --ranks 2 --shape m=8..9 --json -o".split()
     assert main([*words, str(tmp_path)]) == 0

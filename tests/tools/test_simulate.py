@@ -76,6 +76,7 @@ def test_a_picture_needs_its_library(capsys, monkeypatch, tmp_path):
     assert "pip install matplotlib" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_picture(tmp_path):
     pytest.importorskip("matplotlib")
     path = tmp_path / "x.png"

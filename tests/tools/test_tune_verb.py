@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 
+import pytest
+
 from weft.tools.main import main
 
 WORDS = ["tune", "reduce_scatter", "--shape", "m=7..8,n=16", "--emulated", "2", "--dtype", "fp32"]
 
 
+@pytest.mark.slow
 def test_it_counts_steps_on_emulated_ranks_and_keeps_choices(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("WEFT_CHOICES", str(tmp_path))
     assert main([*WORDS, "--json"]) == 0
@@ -19,6 +22,7 @@ def test_it_counts_steps_on_emulated_ranks_and_keeps_choices(tmp_path, monkeypat
     assert [one["key"] for one in kept] == [one["key"] for one in said["choices"]]
 
 
+@pytest.mark.slow
 def test_without_a_folder_emulated_choices_are_kept_nowhere(monkeypatch, capsys):
     monkeypatch.delenv("WEFT_CHOICES", raising=False)
     assert main(WORDS) == 0

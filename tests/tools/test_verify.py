@@ -161,6 +161,7 @@ def test_every_way_of_calling_is_sampled(here: Path, capsys):
     assert values["executions"] == 20 and values["bound"] == "drawn from seeds"
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("op", "shape", "ways"),
     [
@@ -192,6 +193,7 @@ def test_of_sixteen_bits_hoppers_kernels_are_verified_too(op, shape, ways):
         assert f"kernel {op}_multiply_sm90" in {event.party.what for event in recorder.events}
 
 
+@pytest.mark.slow
 def test_hoppers_kernels_in_full(here: Path, capsys):
     """Two ranks, two tiles of each, stages that are used again."""
     values = values_of("verify ag_gemm --exhaustive --dtype bf16 --arch 90", capsys)

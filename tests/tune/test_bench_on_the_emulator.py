@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 
 import weft
@@ -79,6 +80,7 @@ def run(op: str, shape: dict[str, int], wanted: tuple[str, ...], **more: Any) ->
         return session.run(main)[0]
 
 
+@pytest.mark.slow
 def test_ag_gemm_beside_the_unfused_way_in_all_modes():
     wanted = ("weft", "weft/each")
     heard = run("ag_gemm", {"m": 32, "n": 16, "k": 32}, wanted)
@@ -125,6 +127,7 @@ def test_a_baseline_that_waits_for_its_stream_is_timed_eagerly_alone():
     assert not [v for word, v in heard if word == "failed" and v["variant"] == "nccl_by_counts"]
 
 
+@pytest.mark.slow
 def test_a_program_beside_its_library_calls():
     words = f"{Path(__file__).parents[2]}/examples/13_program.py:mlp"
     heard = run(words, {"m": 24}, ("weft/each", "unfused"))

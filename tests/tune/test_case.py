@@ -114,6 +114,7 @@ def speak(rank: int, send: Callable[[Any], None], what: str) -> None:
         time.sleep(60)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("what", "said"),
     [

@@ -54,6 +54,7 @@ def taken(folder: str, m: int = 32) -> list[Any]:
         return found
 
 
+@pytest.mark.slow
 def test_what_is_measured_is_agreed_kept_and_taken(tmp_path, monkeypatch):
     monkeypatch.setenv("WEFT_CHOICES", str(tmp_path))
     mine, theirs = on_two_ranks(tuned)
@@ -123,6 +124,7 @@ def mlp(x, w1, w2):
 """
 
 
+@pytest.mark.slow
 def test_a_program_is_run_as_was_measured(monkeypatch, tmp_path):
     """Unless it says how, or torch is asked for the same bits."""
     monkeypatch.setenv("WEFT_CHOICES", str(tmp_path))
@@ -162,6 +164,7 @@ PLANTED = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", PLANTED)
 def test_a_candidate_that_fails_on_one_rank_is_left_out_on_all(kind, monkeypatch):
     """Before a call is made, while it is, or by its answer: no rank waits for that one for ever."""

@@ -53,6 +53,7 @@ def quick(monkeypatch):
     monkeypatch.setattr(machine, "REPEATS", 2)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("num_ranks", [1, 2, 3])
 def test_the_fit_finds_the_rates_of_a_known_machine(ranks, quick, num_ranks, monkeypatch, tmp_path):
     monkeypatch.setenv("WEFT_CHOICES", str(tmp_path))

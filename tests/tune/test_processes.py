@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import time
 
+import pytest
+
 from weft.tune.processes import end, messages_from_gpus
 
 
@@ -18,6 +20,7 @@ def agree_late(rank, send):
     send(rank)
 
 
+@pytest.mark.slow
 def test_the_store_is_there_until_all_ranks_have_ended():
     assert list(messages_from_gpus(agree_late, 2, silence_s=60.0)) == [0]
 

@@ -14,6 +14,7 @@ import weft
 FOLDER = Path(__file__).parents[2] / "benchmarks"
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("mode", ["forward", "both"])
 def test_all_ways_have_one_answer(ranks, monkeypatch, mode):
     monkeypatch.syspath_prepend(str(FOLDER))

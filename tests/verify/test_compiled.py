@@ -42,6 +42,7 @@ def only(report, kind: str):
 # Sound kernels
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(*EVERY)
 @pytest.mark.parametrize("bulk_store", [False, True])
 def test_a_sound_persistent_kernel_is_clean(target, bulk_store):
@@ -56,6 +57,7 @@ def test_a_sound_persistent_kernel_is_clean(target, bulk_store):
     )
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(*EVERY)
 def test_a_wait_before_a_pipelined_loop_is_clean(target):
     report = check(kernels.pointers, target, HOW="atomic, barrier", IN_LOOP=False)
@@ -65,6 +67,7 @@ def test_a_wait_before_a_pipelined_loop_is_clean(target):
     ).asm["ttgir"]  # fmt: skip
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(*NVIDIA)
 def test_an_asm_wait_before_the_loop_is_fine_on_nvidia(target):
     assert check(kernels.pointers, target, HOW="asm", IN_LOOP=False).ok
@@ -81,6 +84,7 @@ def test_a_flattened_loop_that_is_not_pipelined_is_ordered():
     assert report.ok, str(report)
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize("target", ["cuda:90", "hip:gfx942"])
 @pytest.mark.parametrize(
     "kernel",
@@ -103,6 +107,7 @@ def test_sound_odd_shapes_are_clean(kernel, target):
     assert report.waits["ttir"] == expected.get(kernel.__name__, 1)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(*EVERY)
 @pytest.mark.parametrize("bulk", [(False, False), (True, True)], ids=["pointers", "bulk"])
 def test_wefts_primitives_around_a_gemm_are_clean(target, bulk):
@@ -112,6 +117,7 @@ def test_wefts_primitives_around_a_gemm_are_clean(target, bulk):
     assert not report.notes
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(*EVERY)
 def test_every_other_primitive_is_clean(target):
     report = check(kernels.primitives, target)
@@ -124,6 +130,7 @@ def test_every_other_primitive_is_clean(target):
 # Traps: waits and loads
 
 
+@pytest.mark.slow
 def test_warp_specialize_on_hopper_drops_the_wait():
     report = check(
         kernels.persistent,
@@ -136,6 +143,7 @@ def test_warp_specialize_on_hopper_drops_the_wait():
     assert report.waits == {"ttir": 1, "ttgir": 0, "ptx": 0}
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(*NVIDIA)
 def test_a_pure_asm_wait_is_dropped(target):
     finding = only(check(kernels.pointers, target, HOW="pure asm", IN_LOOP=False), PURE_WAIT)
@@ -143,6 +151,7 @@ def test_a_pure_asm_wait_is_dropped(target):
     assert "was dropped" in finding.message and "is_pure=False" in finding.remedy
 
 
+@pytest.mark.few(1)
 @mended
 @pytest.mark.parametrize(*NVIDIA)
 def test_an_atomic_look_whose_result_is_unused_is_deleted(target):
@@ -150,6 +159,7 @@ def test_an_atomic_look_whose_result_is_unused_is_deleted(target):
     assert finding.stage == "ptx" and finding.first.line == line_of("wait before the loop")
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("target", ["cuda:80", "cuda:90"])
 def test_an_asm_wait_in_a_pipelined_loop_comes_after_its_loads(target):
     report = check(kernels.pointers, target, HOW="asm", IN_LOOP=True)
@@ -171,6 +181,7 @@ def test_a_flattened_loop_waits_a_round_ahead(how):
     assert "flatten=False" in finding.remedy
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(*EVERY)
 def test_a_volatile_spin_orders_nothing(target):
     finding = only(check(kernels.pointers, target, HOW="volatile", IN_LOOP=False), UNORDERED_WAIT)
@@ -186,6 +197,7 @@ def test_a_load_before_a_wait_is_not_one_behind_it():
 # Traps: releases
 
 
+@pytest.mark.few(1)
 @mended
 @pytest.mark.parametrize(*NVIDIA)
 def test_a_release_without_a_block_barrier(target):
@@ -229,6 +241,7 @@ def test_a_release_in_assembly_needs_the_barrier_too(text):
     assert check(kernels.asm_release, "cuda:90", HOW="bare", TEXT=inside).ok
 
 
+@pytest.mark.few(1)
 @mended
 @pytest.mark.parametrize("target", BULK)
 @pytest.mark.parametrize("notify, mark", [("bare", "bare"), ("barrier", "behind barrier")])
@@ -243,6 +256,7 @@ def test_a_release_before_a_bulk_store_is_written(target, notify, mark):
 # Orders
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(*NVIDIA)
 def test_cas_is_as_written_on_nvidia(target):
     assert check(kernels.pointers, target, HOW="cas", IN_LOOP=False).ok

@@ -48,6 +48,7 @@ def before(text: str, pattern: str) -> tuple[str, str]:
     return text[:at], text[at:]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(*EVERY)
 def test_unchanged_it_is_clean(target):
     assert not kinds(stages(target), target)

@@ -13,6 +13,7 @@ def test_there_are_enough():
     assert len(RIGHT) >= 28
 
 
+@pytest.mark.few(15)
 @pytest.mark.parametrize("path", RIGHT, ids=lambda path: path.stem)
 def test_silent(path):
     program, known = load(path), {}

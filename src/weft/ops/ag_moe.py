@@ -108,7 +108,8 @@ def candidates(problem: Problem, target: Target) -> Iterator[Config]:
 def _candidates(problem: Problem, target: Target) -> Iterator[Config]:
     is_much = problem.rows * problem.k * problem.itemsize >= CE_PUSH_BYTES
     for config in grouped.candidates(Config, problem, target):
-        ways = [replace(config, pushers=2) if target.backend == "emu" else config]
+        pushers = 2 if target.backend == "emu" else config.pushers
+        ways = [replace(config, pushers=min(pushers, target.num_sms))]
         if len(problem.nodes) <= 1 and problem.num_ranks > 1:
             ways.append(replace(ways[0], transport=CE_PUSH))
         if schedules.can_relay(problem):

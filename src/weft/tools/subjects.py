@@ -167,7 +167,8 @@ def subjects_of_op(
     work: Work, calls: Sequence[str] = ("once",), num_sms: int = NUM_SMS
 ) -> list[OpSubject]:
     """Every configuration of the operator, called in each of these ways."""
-    configs = list(work.op.candidates(work.problem(), TARGETS["emu"])) or [None]
+    target = replace(TARGETS["emu"], num_sms=num_sms)
+    configs = list(work.op.candidates(work.problem(), target)) or [None]
     return [OpSubject(work, config, how, num_sms) for how in calls for config in configs]
 
 

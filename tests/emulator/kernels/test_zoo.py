@@ -49,6 +49,7 @@ def test_softmax(emulate, shape, dtype):
     close(emulate(softmax.softmax, x), x.double().softmax(1), shape[1])
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("shape", [(1, 8), (7, 50), (10, 130)])
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_layer_norm(emulate, shape, dtype):
@@ -119,6 +120,7 @@ def test_products_cut_along_k(emulate, m, n, k, product):
         close(emulate(product, a, b, seed=seed), a.double() @ b.double(), k, factor=2)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     "length, causal, dtype",
     [

@@ -78,6 +78,7 @@ def test_experts_without_tokens(how):
     torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_rows_by_index_have_no_tma():
     def main():
         a, table = torch.randn(16, 16), torch.zeros(16, dtype=torch.int32)

@@ -32,6 +32,7 @@ COUNTED = {
 }
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("name", COUNTED)
 def test_counted_by_hand(name):
     programs, expected = COUNTED[name]
@@ -60,12 +61,14 @@ def agrees(programs, **options) -> None:
     ), programs
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("seed", range(12))
 def test_random_programs(seed):
     parties = 3 if seed % 2 else 2
     agrees(random_programs(seed, parties=parties, length=5 - parties))
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("seed", range(10))
 def test_random_chains(seed):
     agrees(random_chain(seed))

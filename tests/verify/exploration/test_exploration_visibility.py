@@ -106,6 +106,7 @@ def random_litmus(seed: int):
     return programs
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize("seed", range(20))
 def test_random_litmus(seed):
     programs = random_litmus(seed)

@@ -26,6 +26,7 @@ def look(main, ranks: int = 2, bounds: Bounds = BOUNDS, **options):
     return search([run_of(main, ranks)], bounds, subject="it", ranks=ranks, **options)
 
 
+@pytest.mark.slow
 def test_every_mutant_of_a_program_that_needs_all_its_signals_is_caught():
     report = look(exchanging(), 3)
     # The barrier's notify_all reaches everybody in any order: that is noted where it stands.
@@ -69,6 +70,7 @@ def test_what_the_host_queues_is_changed_too():
     assert all("wait in host" in one for one in missed) and len(missed) <= 1, str(report)
 
 
+@pytest.mark.slow
 def test_tokens_that_streams_take_are_changed_too():
     report = look(carrying)
     changes = {f"{v.mutant.kind} {v.mutant.site.primitive}": v.outcome for v in report.verdicts}
@@ -84,6 +86,7 @@ def test_hand_written_spins_are_found_out_too():
     assert "drop atomic" not in missed and "relax-acquire atomic" not in missed
 
 
+@pytest.mark.slow
 def test_a_signal_that_nobody_needs_is_named():
     report = look(telling_twice)
     missed = [str(one.mutant) for one in report.missed]
@@ -108,6 +111,7 @@ def test_some_of_the_mutants_and_the_progress():
     assert len(report.verdicts) == 3 and heard == [(1, 3), (2, 3), (3, 3)]
 
 
+@pytest.mark.slow
 def test_several_processes_come_to_the_same_verdicts():
     alone = look(exchanging())
     together = look(exchanging(), bounds=Bounds(schedules=4, census=2, jobs=2))

@@ -13,6 +13,7 @@ sys.path.insert(0, str(Path(__file__).parents[3] / "docs"))
 from generate import reading_a_failure as reading
 
 
+@pytest.mark.few(9)
 @pytest.mark.parametrize("kind", reading.EXAMPLES)
 def test_every_kind_is_drawn(kind: str):
     _, finding, recorder = reading.seen(kind)
