@@ -231,7 +231,7 @@ COMPILED = {
 }
 
 
-@pytest.mark.few(1)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "target", "b_is_nk"),
     slow_but([("to heads", "cuda:90", False), ("from heads", "cuda:90", True),

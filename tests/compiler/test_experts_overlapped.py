@@ -54,7 +54,7 @@ def test_a_layer_is_a_router_and_three_kernels():
     assert [one.table for one in plan.of(Channel)] == ["routing", ""]
 
 
-@pytest.mark.few(1)
+@pytest.mark.slow
 @pytest.mark.parametrize(("num_ranks", "engine"), [(1, "feed"), (3, "feed"), (3, "ce_push")])
 def test_a_layer_equals_its_reference(ranks, num_ranks: int, engine: str):
     """Ragged m, fewer tokens than ranks, none; one slot for all calls."""

@@ -150,7 +150,7 @@ def run(placed, plan: Plan, nodes: tuple[int, ...]) -> None:
         session.run(main)
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     "name",
     [

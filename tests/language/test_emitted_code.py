@@ -120,7 +120,7 @@ def test_nothing_is_loaded_before_the_wait(target):
     assert code.find(poll) < barrier < min(guarded)
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("target", GPUS)
 def test_a_wait_in_the_outer_loop_keeps_the_inner_loop_pipelined(target):
     """Where Triton pipelines the kernel without a wait, it does so with one."""

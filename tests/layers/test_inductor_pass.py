@@ -65,7 +65,7 @@ FORWARD_AND_BACK = {
 ONE_EACH = {"all_gather_into_tensor": ["ag_gemm"], "reduce_scatter_tensor": ["gemm_rs"]}
 
 
-@pytest.mark.few(1)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("make", "shape", "differentiated", "expected"),
     [

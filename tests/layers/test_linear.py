@@ -41,6 +41,7 @@ def test_as_torchs(ranks, num_ranks, shape, split):
     check(ranks, num_ranks, Pair, in_parallel, shape, split)
 
 
+@pytest.mark.slow
 def test_without_a_bias_in_three_dimensions_that_ranks_do_not_divide(ranks):
     check(ranks, 3, lambda: Pair(bias=False), in_parallel, (2, 1, 2, 8), True)
 

@@ -22,7 +22,7 @@ def tokens(*shape: int, vocabulary: int = 10) -> torch.Tensor:
     return torch.randint(0, vocabulary, shape, generator=torch.Generator().manual_seed(4))
 
 
-@pytest.mark.few(1)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("num_ranks", "make", "shape", "split_from"),
     [(2, Llama, (2, 3), 0), (3, partial(Llama, experts=True), (1, 5), 0),

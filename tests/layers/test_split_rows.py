@@ -156,7 +156,7 @@ def returned(x, a, w, v):
     return total(a @ w), x @ v
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("function", "rows", "expected"),
     [(read_elsewhere, 8, "since cumsum reads what it gathers"),

@@ -123,6 +123,7 @@ def test_a_loss_curve_is_one_processs(kind, compiled, split_from):
     train(partial(of_transformers, kind), WHOLE, split_from, compiled)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("split_from", [0, INF])
 def test_whole_numbers_have_one_processs_bits(ranks, split_from):
     """Gradients, and what AdamW makes of them."""

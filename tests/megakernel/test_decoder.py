@@ -166,6 +166,7 @@ def test_gates_and_sums_are_folded_into_what_makes_them(ranks, num_ranks, b):
     ranks(lambda: main(made, Persistent(num_workers=4), num_ranks, b), num_ranks)
 
 
+@pytest.mark.slow
 def test_tasks_write_down_when_they_waited_and_worked(ranks):
     """In a world that keeps a trace: each by its number, which has a name."""
     made = program(mesh="tp", **decoder.parameters("float32"))(decoder.decoder)

@@ -76,7 +76,7 @@ def test_as_transformers_loads_it(ranks, tiny, tmp_path, kind, num_ranks):
     ranks(main, num_ranks)
 
 
-@pytest.mark.few(1)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "strategy", "split_from"),
     [("qwen3_moe", "gather", 0), ("mixtral", "dispatch", float("inf"))],

@@ -39,7 +39,7 @@ def test_every_way_of_calling(ranks, nodes, transport, shape):
     ranks(Caller(op, nodes, transport).every_way(shape, "bfloat16"), sum(nodes), nodes=nodes)
 
 
-@pytest.mark.few(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("nodes", [(3,), (2, 1)], ids=str)
 def test_one_slot_twice_in_a_row_and_shapes_that_change(ranks, nodes, monkeypatch):
     one_slot_for_all(monkeypatch)

@@ -78,7 +78,7 @@ def test_rows_by_splits(ranks, capacity):
         assert torch.equal(gradient, expected)
 
 
-@pytest.mark.few(1)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("num_ranks", "m", "is_nk"),
     [(2, 16, False), (3, 9, True), SLOW(3, 9, False), SLOW(1, 9, True), SLOW(4, 9, True)],
@@ -185,6 +185,7 @@ def test_an_mlp_learns_as_on_one_rank(ranks):
                 torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_nk", [False, SLOW(True)])
 def test_fused_and_unfused_have_the_same_bits(ranks, is_nk):
     """On whole numbers, whose sums are exact in any order."""

@@ -40,7 +40,7 @@ def alone(x, logits, up, down, renormalise):
     return out
 
 
-@pytest.mark.few(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("down_to", [ops.moe_rs, ops.moe_ar], ids=["scattered", "everywhere"])
 @pytest.mark.parametrize(
     ("num_ranks", "m", "is_nk", "renormalise"),

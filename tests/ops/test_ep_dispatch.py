@@ -309,7 +309,7 @@ def test_tables_compile_and_keep_their_waits(target):
         check_kernel(fn, record, TARGETS[target])
 
 
-@pytest.mark.few(1)
+@pytest.mark.slow
 @pytest.mark.parametrize(("num_ranks", "m"), [(3, 7), (2, 8), (3, 2), (1, 5)])
 def test_by_a_routers_tables_of_own_experts(ranks, num_ranks, m):
     """The same rows, tables and sums as by a dispatch of its choices."""

@@ -214,7 +214,7 @@ def mlp(x, w1, w2):
     return reduce_scatter(silu_mul(all_gather(x) @ w1) @ w2)
 
 
-@pytest.mark.few(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ["", "ce_push", "sm_push"])
 def test_programs(engine):
     """Every kernel of a product is Gluon's; called three times, the last is a replay."""
@@ -239,6 +239,7 @@ def test_programs(engine):
     assert products and all(party.endswith("_sm90") for party in products), found[1]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("case", ["ag_gemm by engines", "ag_gemm by SMs", "ag_gemm over nodes"])
 def test_rows_of_a_peer_that_are_not_waited_for(case):
     findings, _ = emulated(CASES[case], 1, WithoutWait())

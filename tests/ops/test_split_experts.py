@@ -46,7 +46,7 @@ def drawn(m, experts, how="anywhere", seed=0):
 WHERE = ("anywhere", "all to one", "none to the last rank's")
 
 
-@pytest.mark.few(1)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("num_ranks", "m", "how"),
     slow_but(
@@ -77,7 +77,7 @@ def test_a_whole_layer(ranks, num_ranks, m, how):
         torch.testing.assert_close(whole, expected, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.few(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("op", [gather, scatter, reduce], ids=lambda op: op.name)
 @pytest.mark.parametrize("transport", ["first", "unfused"])
 def test_called_in_turns_recorded_and_replayed(ranks, op, transport):

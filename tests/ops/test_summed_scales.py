@@ -90,7 +90,7 @@ def test_shares_reach_other_nodes():
         ranks.run(main)
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("transport", ["sm_push", "unfused"])
 @pytest.mark.parametrize("name", ["gemm_rs", "gemm_ar"])
 def test_each_rank_has_its_own_kind_of_scales(ranks, name, transport):

@@ -375,6 +375,7 @@ def taken_by(assembly: dict[str, Any]) -> list[int]:
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", [
     "summed by engines", "gathered by packets", "reduced", "a norm of rows that are gathered",
     "reduced on AMD",

@@ -126,6 +126,7 @@ def test_any_operator_may_follow_any_other_for_long(seed):
     run_mixed(seed, 300)
 
 
+@pytest.mark.slow
 def test_epochs_of_their_own_are_a_race(monkeypatch):
     """The mistake that sharing invites: the memory of all, and credits of one operator alone."""
     own = Workspace._args

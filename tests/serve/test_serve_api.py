@@ -159,6 +159,7 @@ REFUSED = {
 }
 
 
+@pytest.mark.few(8)
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_is_refused(site, name):
     changes, param = REFUSED[name]

@@ -114,7 +114,7 @@ def scalars(**more: str) -> dict:
     return {"scale_a": "*fp32", "scale_b": "*fp32", **dict.fromkeys(names, "i32"), **more}
 
 
-@pytest.mark.few(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("per_block", [False, True])
 def test_products_of_fp8_run_on_hoppers_tensor_cores(per_block):
     cut, target = gemm_sm90.PROMOTED, TARGETS["cuda:90"]

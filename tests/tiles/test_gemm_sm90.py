@@ -250,6 +250,7 @@ def test_a_tile_is_announced_when_its_stores_are_complete(blocking):
     assert ptx.count("cp.async.bulk.wait_group 0") == 4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("blocking", "waits"), [
     (gemm_sm90.WIDE, 4), slow(gemm_sm90.TURNS, 2), slow(gemm_sm90.WIDER, 4),
     slow(gemm_sm90.MIDDLE, 4), slow(NARROW, 4),

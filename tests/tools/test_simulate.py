@@ -17,6 +17,7 @@ def rows(capsys, *words):
     return json.loads(capsys.readouterr().out)["rows"]
 
 
+@pytest.mark.slow
 def test_thousands_of_ranks(capsys):
     found = rows(capsys, "--ranks", "8,64,4096", "--shape", "m=65536")
     assert [(one["ranks"], one["nodes"]) for one in found] == [(8, 1), (64, 8), (4096, 512)]

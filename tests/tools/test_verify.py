@@ -161,7 +161,7 @@ def test_every_way_of_calling_is_sampled(here: Path, capsys):
     assert values["executions"] == 20 and values["bound"] == "drawn from seeds"
 
 
-@pytest.mark.few(1)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("op", "shape", "ways"),
     [

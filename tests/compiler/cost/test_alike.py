@@ -21,6 +21,7 @@ GOLDEN = Path(__file__).parents[1] / "golden"
 NODES = [(), (4, 4), (2, 2, 2, 2), (6, 2)]
 
 
+@pytest.mark.few(13)
 @pytest.mark.parametrize("path", sorted(GOLDEN.glob("*.plan")), ids=lambda path: path.stem)
 def test_one_of_each_class_ends_when_all_do(path):
     plan = device.parse(path.read_text())
