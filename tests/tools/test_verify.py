@@ -219,6 +219,23 @@ def test_all_of_hoppers_kernels_in_full(here: Path, capsys, op: str, num_sms: in
     assert values["complete"] is True and values["ok"] is True
 
 
+# Operators whose programs let each other in on one SM; the others take two, which they say.
+ON_ONE_SM = ("ag_attention", "ag_gemm", "ag_moe", "ag_rms_gemm", "ag_wgrad", "all_reduce_rms_norm",
+             "flash_decode", "gemm_ar", "gemm_rs", "moe_ar", "moe_rs")  # fmt: skip
+ON_TWO_SMS = ("all_gather", "all_reduce", "all_to_all", "ep_combine", "ep_dispatch", "moe_route",
+              "recv", "reduce_scatter", "send")  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("op", "num_sms"), [*((op, 1) for op in ON_ONE_SM), *((op, 2) for op in ON_TWO_SMS)]
+)
+def test_whoever_waits_keeps_nobody_out(here: Path, capsys, op: str, num_sms: int):
+    """On the smallest machine, in every way of calling."""
+    words = f"verify {op} --ranks 2 --num-sms {num_sms} --schedules 3"
+    assert values_of(words, capsys)["ok"] is True
+
+
 # On a machine of Hopper's it runs Gluon.
 MULTIPLIES = """
 import torch

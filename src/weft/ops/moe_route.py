@@ -175,7 +175,7 @@ def candidates(problem: Problem, target: Target) -> Iterator[Config]:
     block = max(1, THREADS * THREAD_LOGITS // experts)
     block = min(block, tokens_together(problem.top_k), max(1, power_of_two(problem.rows)))
     if target.backend == "emu":
-        yield Config(block=min(block, 32), channels=2)
+        yield Config(block=min(block, 32), channels=max(1, min(2, target.num_sms - 1)))
         return
     channels = min(64, target.num_sms - 1)
     # Few tokens are spread over all programs.

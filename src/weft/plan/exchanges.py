@@ -148,11 +148,16 @@ class Resident:
     def check_channels(self, op: str, target: Target) -> None:
         """Raises  ConfigError: more channels than are resident, an odd number of warps"""
         fields.check_one_of(op, self, "num_warps", (1, 2, 4, 8, 16))
-        if not 1 <= self.channels <= self.most_channels(target):
+        most = self.most_channels(target)
+        if not 1 <= self.channels <= most:
+            room = (
+                f"{target} takes 1 to {most} of {self.num_warps} warps"
+                if most
+                else f"{target} has {target.num_sms} SM: take two, or another operator"
+            )
             raise ConfigError(
                 f"{op}: channels={self.channels}; programs that wait for peers must all be "
-                f"resident, beside one of another kernel: {target} takes 1 to "
-                f"{self.most_channels(target)} of {self.num_warps} warps"
+                f"resident, beside one of another kernel: {room}"
             )
 
     def options(self, target: Target) -> dict[str, int]:
@@ -231,18 +236,16 @@ class Config(Resident):
     @classmethod
     def of(cls, row: Row, word_bytes: int, target: Target) -> Config:
         """What a row of the tuning table says; the emulator has few programs, of small tiles."""
-        if target.backend == "emu":
-            return cls(row.transport, channels=2, block=1024, num_warps=4)
         if row.transport == nccl.TRANSPORT:
             return cls(row.transport)
-        # So many threads on any target: AMD's warps are of 64.
-        threads = row.num_warps * 32
-        word = PACKET_BYTES if is_by_packets(row.transport) else word_bytes
-        one = cls(
-            row.transport, row.channels, threads * row.thread_bytes // word,
-            threads // target.warp_size,
-        )  # fmt: skip
-        return replace(one, channels=min(row.channels, one.most_channels(target)))
+        one = cls(row.transport, channels=2, block=1024, num_warps=4)
+        if target.backend != "emu":
+            # So many threads on any target: AMD's warps are of 64.
+            threads = row.num_warps * 32
+            word = PACKET_BYTES if is_by_packets(row.transport) else word_bytes
+            block, num_warps = threads * row.thread_bytes // word, threads // target.warp_size
+            one = cls(row.transport, row.channels, block, num_warps)
+        return replace(one, channels=max(1, min(one.channels, one.most_channels(target))))
 
 
 def candidates(problem: Any, target: Target) -> Iterator[Config]:
