@@ -10,7 +10,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from conftest import TURNS, turns_until_due
+from conftest import TURNS, leave_few_cases, turns_until_due
 
 TESTS = Path(__file__).parent
 ROOT = TESTS.parent
@@ -150,3 +150,27 @@ def test_ci_fails_when_a_part_does(tmp_path):
         code, said, _ = ci(folder, fails=part)
         assert code == 1, part
         assert part == "setup" or said[-1] == "== 7 passed in 1.00s =="
+
+
+class Case:
+    """One of a test's, as pytest collects it."""
+
+    path, originalname = "a file", "test_it"
+
+    def __init__(self, *marks: pytest.MarkDecorator) -> None:
+        self.marks = {mark.name: mark.mark for mark in marks}
+        self.get_closest_marker = self.marks.get
+
+    def add_marker(self, mark: pytest.MarkDecorator) -> None:
+        self.marks[mark.name] = mark.mark
+
+
+@pytest.mark.parametrize(
+    ("count", "most", "kept"), [(10, 3, [0, 3, 6]), (4, 1, [0]), (2, 5, [0, 1])]
+)
+def test_of_few_cases_the_others_are_slow(count, most, kept):
+    cases = [Case(pytest.mark.few(most)) for _ in range(count)]
+    others = [Case(), Case(pytest.mark.few(1), pytest.mark.slow)]
+    leave_few_cases([others[1], *cases, others[0]])
+    assert [i for i, case in enumerate(cases) if "slow" not in case.marks] == kept
+    assert not others[0].marks
