@@ -73,7 +73,6 @@ class Execution(Watch, Sight):
         self.polls = False
         self._taken: Counter[Process] = Counter()
         self._starts: dict[int, int] = {}
-        self._rooms: dict[int, bool] = {}
         self._barriers: dict[Any, list[object]] = {}
 
     # ---- the chooser
