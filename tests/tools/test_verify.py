@@ -9,10 +9,10 @@ import pytest
 
 from weft.base.topology import Topology
 from weft.emulator.observation import Recorder
-from weft.tools.check import Work
+from weft.tools.check import CALLS, Work
 from weft.tools.main import main
 from weft.tools.programs import find_op
-from weft.tools.subjects import ScriptSubject, subject_of, subjects_on_hopper
+from weft.tools.subjects import ScriptSubject, subject_of, subjects_of_op, subjects_on_hopper
 
 # Rank 1 looks once: only where the signal comes later does it read what was never written.
 IMPATIENT = """
@@ -231,9 +231,22 @@ ON_TWO_SMS = ("all_gather", "all_reduce", "all_to_all", "ep_combine", "ep_dispat
     ("op", "num_sms"), [*((op, 1) for op in ON_ONE_SM), *((op, 2) for op in ON_TWO_SMS)]
 )
 def test_whoever_waits_keeps_nobody_out(here: Path, capsys, op: str, num_sms: int):
-    """On the smallest machine, in every way of calling."""
-    words = f"verify {op} --ranks 2 --num-sms {num_sms} --schedules 3"
+    """On the smallest machine, each configuration in every way of calling."""
+    card = find_op(op)
+    work = Work(card, 2, card.default_shape, "float32", (2,))
+    count = len(subjects_of_op(work, CALLS, num_sms))
+    words = f"verify {op} --ranks 2 --num-sms {num_sms} --schedules {count}"
     assert values_of(words, capsys)["ok"] is True
+
+
+@pytest.mark.parametrize("arch", [0, 90])
+def test_what_cannot_be_recorded_is_called_in_all_other_ways(arch: int):
+    card = find_op("gemm_rs")
+    work = Work(card, 2, {**card.default_shape, "k": 256}, "bfloat16", (2,))
+    subjects = subjects_on_hopper(work, CALLS) if arch else subjects_of_op(work, CALLS)
+    ways = {(one.config.transport, one.calls) for one in subjects}
+    assert {("ce_push", how) for how in CALLS if how != "recorded"} <= ways
+    assert ("ce_push", "recorded") not in ways and ("sm_push", "recorded") in ways
 
 
 # On a machine of Hopper's it runs Gluon.

@@ -209,7 +209,7 @@ def test_eager_and_recorded_calls_are_done_alike_unless_the_operator_can_tell():
     found = best_of(op, rows)
     assert found["eager"]["config"]["transport"] == "sm_push"
     assert found["recorded"]["config"]["transport"] == "all_gather", "what torch needs is there"
-    found = best_of(replace(op, may_differ=operator.eq), rows)
+    found = best_of(replace(op, records_as=operator.eq), rows)
     assert found["eager"]["config"] == found["recorded"]["config"]
     assert (found["eager"]["us"], found["eager"]["best_us"]) == (70.0, 60.0)
     # Of the same product the first; rows come in the order of candidates.

@@ -79,8 +79,8 @@ class Op:
     nothing was measured; without it, that is always the first candidate. `predict(problem, target,
     config)` is when a call so configured would end, in us, None where nothing is predicted.
     `unfused` are configurations that are measured beside the candidates: libraries do all of it.
-    `may_differ(eager, recorded)`: may calls that are recorded be done as the second says, while
-    others are as the first?
+    `records_as(eager, recorded)`: may calls that are recorded be done as the second says, where
+    others are as the first? A configuration that cannot be recorded is not recorded as itself.
     `smallest` are the sizes that give a rank two tiles, `m` counted for one rank, and
     `smallest_config` what of a configuration to change for as few programs as may be; `trials` are
     where `weft verify --mutants` looks, but not at `composed`: transports that only call other
@@ -107,7 +107,7 @@ class Op:
     choose: Callable[..., Any] | None = None
     predict: Callable[..., float | None] | None = None
     unfused: tuple[Any, ...] = ()
-    may_differ: Callable[[Any, Any], bool] = operator.eq
+    records_as: Callable[[Any, Any], bool] = operator.eq
     dtypes: tuple[str, ...] = FLOATS
     baselines: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
     fake: Callable[..., Any] | None = None

@@ -112,7 +112,7 @@ op = Op(
     choose=choose,
     predict=gather_schedules.predict,
     # What torch's product needs is there when a call is first recorded.
-    may_differ=lambda eager, recorded: recorded in (eager, Config(transport=UNFUSED)),
+    records_as=lambda eager, recorded: recorded in (eager, Config(transport=UNFUSED)),
     kernels=described.KernelsOf(run, make_inputs, candidates),
     default_shape={"m": 256, "n": 256, "k": 256},
     smallest={"m": 32, "n": 16, "k": 16},

@@ -213,13 +213,14 @@ def call_recorded(work: Work, config: Any = None) -> list[Any]:
     return _closed(world, [output])
 
 
+RECORDED = "recorded"
 # How an operator is called to be verified: (work, configuration) on one rank -> its outputs, of
 # which the n-th is that of the inputs of seed n.
 CALLS: dict[str, Callable[[Work, Any], list[Any]]] = {
     "once": call_once,
     "again": call_back_to_back,
     "barriers": partial(call_back_to_back, barriers=True),
-    "recorded": call_recorded,
+    RECORDED: call_recorded,
 }
 
 

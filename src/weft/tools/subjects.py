@@ -17,7 +17,7 @@ from weft.base.errors import UsageError
 from weft.base.report import Finding, Side
 from weft.base.target import TARGETS
 from weft.base.topology import Topology
-from weft.tools.check import CALLS, Work, one_slot, rel_err
+from weft.tools.check import CALLS, RECORDED, Work, one_slot, rel_err
 from weft.tools.emulate import run_script_once
 from weft.tools.programs import find_op
 from weft.tools.words import find_script, shape_text
@@ -169,7 +169,17 @@ def subjects_of_op(
     """Every configuration of the operator, called in each of these ways."""
     target = replace(TARGETS["emu"], num_sms=num_sms)
     configs = list(work.op.candidates(work.problem(), target)) or [None]
-    return [OpSubject(work, config, how, num_sms) for how in calls for config in configs]
+    return _called(work, configs, calls, num_sms)
+
+
+def _called(
+    work: Work, configs: Sequence[Any], calls: Sequence[str], num_sms: int, arch: int = 0
+) -> list[OpSubject]:
+    """Each configuration in each way of calling, but for recordings that there cannot be."""
+    return [
+        OpSubject(work, one, how, num_sms, arch) for how in calls for one in configs
+        if how != RECORDED or one is None or work.op.records_as(one, one)
+    ]  # fmt: skip
 
 
 def subjects_on_hopper(
@@ -177,7 +187,7 @@ def subjects_on_hopper(
 ) -> list[OpSubject]:
     """The same of what the operator's kernels in Gluon do on a machine of Hopper's; may be none."""
     there, ways = on_hopper(work, num_sms)
-    return [OpSubject(there, way, how, num_sms, HOPPER) for how in calls for way in ways]
+    return _called(there, ways, calls, num_sms, HOPPER)
 
 
 def few_tiles_on_hopper(work: Work) -> Work:

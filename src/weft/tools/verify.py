@@ -68,7 +68,8 @@ def verify(
     ] = None,
     nodes: options.Nodes = "1",
     schedules: Annotated[
-        int | None, options.option("N", "how many random schedules to run (default: 20)")
+        int | None,
+        options.option("N", "how many random schedules to run (default: 20, or one for each way)"),
     ] = None,
     seed: Annotated[int, options.option("N", "seed of the first schedule", min=0)] = 0,
     exhaustive: Annotated[
@@ -117,7 +118,8 @@ def verify(
 ) -> int:
     """Run an operator or a script under many schedules; report what goes wrong in any of them.
 
-    By default 20 random schedules are run. What is reported: races, deadlocks, other mistakes in
+    By default 20 random schedules are run, or one for each way in which the operator is done, if
+    those are more. What is reported: races, deadlocks, other mistakes in
     synchronisation, wrong results. A script's own arguments follow `--`.
     """
     pictures.check_path(html)
@@ -163,7 +165,7 @@ def verify(
 
         bounds = Bounds(max_executions, max_seconds, max_megabytes)
         return run_exhaustive(subjects, bounds, save, html, json)
-    count = DEFAULT_SCHEDULES if schedules is None else schedules
+    count = max(DEFAULT_SCHEDULES, len(subjects)) if schedules is None else schedules
     return run_schedules(subjects, range(seed, seed + count), html, json)
 
 

@@ -172,7 +172,7 @@ def best_of(card: Op, rows: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, 
         recorded = eager
     pairs = [
         (one, other) for one in eager for other in recorded
-        if card.may_differ(configs[one], configs[other])
+        if card.records_as(configs[one], configs[other])
     ]  # fmt: skip
     if not pairs:
         return {}
