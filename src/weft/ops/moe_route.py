@@ -33,7 +33,7 @@ Source  the design's section 4; docs/decisions/009-hooks.md for the tables; how 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil
 from typing import Any
 
@@ -175,7 +175,8 @@ def candidates(problem: Problem, target: Target) -> Iterator[Config]:
     block = max(1, THREADS * THREAD_LOGITS // experts)
     block = min(block, tokens_together(problem.top_k), max(1, power_of_two(problem.rows)))
     if target.backend == "emu":
-        yield Config(block=min(block, 32), channels=max(1, min(2, target.num_sms - 1)))
+        one = Config(block=min(block, 32), channels=2)
+        yield replace(one, channels=one.resident_channels(target))
         return
     channels = min(64, target.num_sms - 1)
     # Few tokens are spread over all programs.

@@ -145,6 +145,10 @@ class Resident:
         of_sm = THREADS_OF_SM // (32 * self.num_warps) if target.backend == "cuda" else 1
         return (target.num_sms - 1) * max(1, of_sm)
 
+    def resident_channels(self, target: Target) -> int:
+        """Its channels, or as many of them as are resident; one where there is no room for any."""
+        return max(1, min(self.channels, self.most_channels(target)))
+
     def check_channels(self, op: str, target: Target) -> None:
         """Raises  ConfigError: more channels than are resident, an odd number of warps"""
         fields.check_one_of(op, self, "num_warps", (1, 2, 4, 8, 16))
@@ -245,7 +249,7 @@ class Config(Resident):
             word = PACKET_BYTES if is_by_packets(row.transport) else word_bytes
             block, num_warps = threads * row.thread_bytes // word, threads // target.warp_size
             one = cls(row.transport, row.channels, block, num_warps)
-        return replace(one, channels=max(1, min(one.channels, one.most_channels(target))))
+        return replace(one, channels=one.resident_channels(target))
 
 
 def candidates(problem: Any, target: Target) -> Iterator[Config]:

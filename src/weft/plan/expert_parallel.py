@@ -158,8 +158,8 @@ def predict(problem: Problem, target: Target, config: Config) -> float | None:
 def _cut(problem: Problem, target: Target) -> Config:
     """How rows are cut and dealt to programs, by any transport."""
     if target.backend == "emu":
-        channels = max(1, min(2, target.num_sms - 1))
-        return Config(channels, block=1024, tokens=2, batch=4, num_warps=4)
+        one = Config(channels=2, block=1024, tokens=2, batch=4, num_warps=4)
+        return replace(one, channels=one.resident_channels(target))
     size = problem.word_bytes
     length = max(1, problem.row_bytes // size)
     # A power of two that divides the row, if that is not too small.
@@ -171,7 +171,7 @@ def _cut(problem: Problem, target: Target) -> Config:
     channels = FEW_CHANNELS if ceil(problem.rows / tokens) <= FEW_CHANNELS else MOST_CHANNELS
     batch, num_warps = min(32, tokens_together(problem.top_k)), THREADS // target.warp_size
     one = Config(channels, block, num_warps, tokens, batch)
-    return replace(one, channels=max(1, min(one.channels, one.most_channels(target))))
+    return replace(one, channels=one.resident_channels(target))
 
 
 class Handle(NamedTuple):
