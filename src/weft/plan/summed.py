@@ -234,7 +234,7 @@ class ProductCall:
         self._out = out_shape, getattr(torch, out_dtype)
         self._operator_call = world.operator_call
         # What all ranks must call alike.
-        sizes = ",".join(f"{name}={getattr(problem, name)}" for name in problem.sizes)
+        sizes = ",".join([f"{name}={getattr(problem, name)}" for name in problem.sizes])
         dtypes = problem.dtype
         if problem.is_summed and out_dtype != dtypes:  # what travels is rounded to it
             dtypes += f" to {out_dtype}"
