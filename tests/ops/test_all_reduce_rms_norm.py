@@ -71,6 +71,12 @@ def test_half_precision(ranks, dtype):
     ranks(lambda: call_every_way(problem, None), 3)
 
 
+@pytest.mark.parametrize("n", [1, 2])
+def test_a_row_is_one_packet(ranks, n):
+    problem = op.make_problem(2, {"m": 4, "n": n}, "bfloat16")
+    ranks(lambda: call_every_way(problem, None), 2)
+
+
 @pytest.mark.parametrize("shape", [(0, 16), (4, 0)], ids=str)
 def test_nothing_to_do(ranks, shape):
     problem = op.make_problem(2, dict(zip("mn", shape, strict=True)), "float32")

@@ -107,19 +107,18 @@ class PacketAccess(Synchronising):
 
     # ------------------------------------------------------------------------------------------
 
-    def packet_words(self, ptr, mask, loc):
+    def packet_words(self, ptr, mask, shape, loc):
         """(which lanes are on, [(which of those, allocation, its words' numbers)])."""
-        ptr = np.asarray(ptr)
-        mask = np.broadcast_to(True if mask is None else mask, ptr.shape)
-        chosen = ptr[mask]
+        mask = np.broadcast_to(True if mask is None else mask, shape)
+        chosen = np.broadcast_to(ptr, shape)[mask]
         return mask, list(self.parts(chosen, WORD, "packets", loc)) if chosen.size else []
 
     def put_packets(self, args, static, dtype, shape, loc):
         ptr, packets, *rest = args
         self.pause()
         reads = self._with_reads(self._known_reads().copy())
-        mask, parts = self.packet_words(ptr, rest[0] if rest else None, loc)
-        packets = np.broadcast_to(packets, mask.shape)[mask]
+        mask, parts = self.packet_words(ptr, rest[0] if rest else None, shape, loc)
+        packets = np.broadcast_to(packets, shape)[mask]
         for lanes, allocation, index in parts:
             self._send(allocation, index, packets[lanes], reads, loc)
         return np.zeros(shape, WORD)
@@ -163,8 +162,8 @@ class PacketAccess(Synchronising):
     def wait_packets(self, args, static, dtype, shape, loc):
         ptr, flag, *rest = args
         self.pause()
-        mask, parts = self.packet_words(ptr, rest[0] if rest else None, loc)
-        result = np.zeros(mask.shape, WORD)
+        mask, parts = self.packet_words(ptr, rest[0] if rest else None, shape, loc)
+        result = np.zeros(shape, WORD)
         values = result[mask]
         for lanes, allocation, index in parts:
             self._receive(allocation, index, int(flag), loc)

@@ -278,6 +278,8 @@ def ag_attention(
         return found if with_lse else found[0]
     given, rest = (q, k, v, cu_seqlens, out), (causal, zigzag, scale, m, config)
     call = call_cache.find_call(world, Problem.op, given, rest, _make_call)
+    if out is not None:
+        call_cache.check_apart(Problem.op, out, {"q": q, "k": k, "v": v})
     world.operator_call(call.name, call.tensors)
     if call.config.transport == UNFUSED and not call.problem.is_empty:
         made, lse = by_libraries.attention(world, call.problem, q, k, v, cu_seqlens, scale)

@@ -41,6 +41,7 @@ from weft.compiler.schedules import CE_PUSH, RELAY, SM_PUSH
 from weft.ops import _baselines
 from weft.ops.moe_route import Routing
 from weft.plan import grouped, operations
+from weft.plan.call_cache import other_kind
 from weft.runtime.world import World
 
 # From so many bytes of own tokens on, engines bring them: a few microseconds' worth of links.
@@ -140,6 +141,8 @@ def ag_moe(
     Sync    stream-ordered on the current stream; the host waits for nothing; can be recorded
     Raises  ShapeError, DtypeError, ConfigError: with the values; CallOrderError: ranks that differ
     """
+    if not isinstance(routing, Routing):
+        raise other_kind("ag_moe", "routing", routing, "what moe_route returned")
     if operations.is_asked(x, b):
         return grouped.as_operation("ag_moe", world, x, b, routing, config, out)
     if out is None and routing.split_experts and b.dim() == 3:

@@ -42,7 +42,7 @@ from weft.ops.all_gather import all_gather
 from weft.ops.reduce_scatter import Problem as Scatter
 from weft.ops.reduce_scatter import reduce_scatter
 from weft.plan import exchanges, operations
-from weft.plan.call_cache import find_call
+from weft.plan.call_cache import check_apart, find_call
 from weft.plan.exchanges import Config, Transport, candidates, fake
 from weft.plan.problems import sum_over_ranks
 from weft.runtime.world import World
@@ -153,6 +153,8 @@ def all_reduce(
     if operations.is_asked(x):
         return operations.as_operation("all_reduce", world, (x,), config=config, out=out)
     call = find_call(world, "all_reduce", (x, out), (config,), _make_call)
+    if out is not None and 0 < abs(out.data_ptr() - x.data_ptr()) < x.nbytes:
+        check_apart("all_reduce", out, {"x": x}, "pass x itself, or another out")
     return call(x, out)
 
 

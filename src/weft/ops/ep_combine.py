@@ -53,7 +53,7 @@ from weft.compiler.experts import Routing, Tables
 from weft.ops import _baselines
 from weft.ops.ep_dispatch import Problem as Dispatch
 from weft.plan import by_libraries, expert_parallel, operations
-from weft.plan.call_cache import check_out
+from weft.plan.call_cache import check_apart, check_out, other_kind
 from weft.plan.expert_parallel import Config, Handle
 from weft.plan.expert_parallel import candidates as candidates
 from weft.plan.launches import Start
@@ -144,6 +144,8 @@ def ep_combine(
     Sync    stream-ordered on the current stream; the host waits for nothing; can be recorded
     Raises  ShapeError, DtypeError, ConfigError: with the values; CallOrderError: ranks that differ
     """
+    if not isinstance(handle, Handle):
+        raise other_kind("ep_combine", "handle", handle, "the handle that ep_dispatch returned")
     if operations.is_asked(y, handle.tables.weight_of):
         call = partial(_combine, y, handle, world, weighted, by_choice, config)
         return _with_gradients(call, y, handle, weighted, world, out)
@@ -161,6 +163,7 @@ def _combine(
         out = torch.empty((own, problem.n), dtype=y.dtype, device=y.device)
     else:
         check_out("ep_combine", out, (own, problem.n), y.dtype, world)
+        check_apart("ep_combine", out, {"y": y})
         increment_version((out,))
     config = expert_parallel.begin(world, problem, config, f"{weighted=} {by_choice=}")
     if config.transport == UNFUSED and not problem.is_empty:

@@ -57,6 +57,7 @@ from weft.compiler import layouts
 from weft.compiler.experts import Routing, Tables
 from weft.ops import _baselines
 from weft.plan import by_libraries, expert_parallel, operations
+from weft.plan.call_cache import other_kind
 from weft.plan.expert_parallel import RELAY, Config, Handle
 from weft.plan.expert_parallel import candidates as candidates
 from weft.plan.launches import Start
@@ -151,6 +152,8 @@ def ep_dispatch(
     rows, scales = x if isinstance(x, tuple) else (x, None)
     if isinstance(handle, Routing):
         handle = expert_parallel.handle_of(handle, Problem, world)
+    elif handle is not None and not isinstance(handle, Handle):
+        raise other_kind("ep_dispatch", "handle", handle, "what ep_dispatch or moe_route returned")
     rest = (experts, world, max_tokens, capacity, tile_m, handle)
     if operations.is_asked(rows, *(() if weights is None else (weights,))):
         rows, ids, weights = operations.plain("ep_dispatch", world, (rows, ids, weights))

@@ -202,6 +202,7 @@ def flash_decode(
         out = torch.empty_like(q)
     else:
         call_cache.check_out("flash_decode", out, q.shape, q.dtype, world)
+        call_cache.check_apart("flash_decode", out, dict(zip(FORMS, tensors)))
     world.operator_call(call.name, call.tensors)
     if call.problem.m and call.config.transport == UNFUSED:
         out.copy_(by_libraries.decode(world, call.problem, *tensors, call.scale))

@@ -37,6 +37,7 @@ from weft.ops.moe_route import Routing
 from weft.ops.moe_rs import Problem as Scattered
 from weft.ops.moe_rs import total
 from weft.plan import grouped, operations
+from weft.plan.call_cache import other_kind
 from weft.runtime.world import World
 
 
@@ -83,6 +84,8 @@ def moe_ar(
     Sync    stream-ordered on the current stream; the host waits for nothing; can be recorded
     Raises  ShapeError, DtypeError, ConfigError: with the values; CallOrderError: ranks that differ
     """
+    if not isinstance(routing, Routing):
+        raise other_kind("moe_ar", "routing", routing, "what moe_route returned")
     if operations.is_asked(x, b, routing.tables.weight_of):
         return grouped.as_operation("moe_ar", world, x, b, routing, config, out)
     return grouped.run(Problem, world, x, b, routing, config, out)

@@ -35,6 +35,7 @@ from weft.compiler.schedules import RELAY, SM_PUSH, Config
 from weft.ops import _baselines
 from weft.ops.moe_route import Routing
 from weft.plan import grouped, operations
+from weft.plan.call_cache import other_kind
 from weft.runtime.world import World
 
 
@@ -104,6 +105,8 @@ def moe_rs(
     Sync    stream-ordered on the current stream; the host waits for nothing; can be recorded
     Raises  ShapeError, DtypeError, ConfigError: with the values; CallOrderError: ranks that differ
     """
+    if not isinstance(routing, Routing):
+        raise other_kind("moe_rs", "routing", routing, "what moe_route returned")
     if operations.is_asked(x, b, routing.tables.weight_of):
         return grouped.as_operation("moe_rs", world, x, b, routing, config, out)
     return grouped.run(Problem, world, x, b, routing, config, out)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache, partial
 from typing import Any
 
@@ -60,12 +60,14 @@ def find_call(
         if world.choices and rest[-1] is None:  # a choice that was measured is not always taken
             key += (torch.are_deterministic_algorithms_enabled(),)
         call = world.calls.get(key)
-    except (AttributeError, TypeError):
+    except (AttributeError, TypeError, RuntimeError):
         refuse(op, world, rest[-1])
         for name, one in zip(_names_of(make), tensors):
             if one is not None and not isinstance(one, torch.Tensor):
-                kind = type(one).__name__
-                raise UsageError(f"{op}: {name} is of type {kind}; pass a torch tensor") from None
+                raise other_kind(op, name, one, "a torch tensor") from None
+            if one is not None and one.layout is not torch.strided:
+                layout = f"{name} is of layout {one.layout}"
+                raise UsageError(f"{op}: {layout}; pass {name}.to_dense()") from None
         raise
     if call is None:
         refuse(op, world, rest[-1])
@@ -143,6 +145,29 @@ def check_out(op: str, out: torch.Tensor, shape: Sequence[int], dtype: torch.dty
         raise ShapeError(f"{op}: out has shape {tuple(out.shape)}; the result is {tuple(shape)}")
     if out.dtype != dtype:
         raise DtypeError(f"{op}: out is {out.dtype}, the result {dtype}; nothing is converted")
+
+
+def check_apart(op: str, out: torch.Tensor, read: Mapping[str, Any], remedy: str = "") -> None:
+    """Of a call with `out`, each time: how tensors lie to each other is in no call's key.
+
+    Raises  UsageError: `out` shares memory with one that is read while results are stored
+    """
+    begin, end = out.data_ptr(), out.data_ptr() + out.nbytes
+    for name, one in read.items():
+        if not isinstance(one, torch.Tensor):
+            continue
+        first, size = one.data_ptr(), one.nbytes
+        if size and first < end and begin < first + size:
+            raise UsageError(
+                f"{op}: out shares memory with {name}, bytes {max(begin, first)} to "
+                f"{min(end, first + size)}: {name} is read while out is written; "
+                f"{remedy or 'pass another out'}"
+            )
+
+
+def other_kind(op: str, name: str, given: Any, wanted: str) -> UsageError:
+    """The error of an argument that is something else than `wanted`."""
+    return UsageError(f"{op}: {name} is of type {type(given).__name__}; pass {wanted}")
 
 
 def out_dtype_of(op: str, out: torch.Tensor | None) -> str:

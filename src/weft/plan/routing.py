@@ -59,7 +59,8 @@ class ByTables(Rows):
     def check_sizes(self, slots: int) -> None:
         """Raises  ShapeError: too many choices, or slots; tiles of odd heights"""
         op, top_k, tile_m = self.op, self.top_k, self.tile_m
-        if not 1 <= top_k <= (most := min(self.experts, MOST_CHOSEN)):
+        most = min(self.experts, MOST_CHOSEN)
+        if not 1 <= top_k <= most:
             text = f"{op}: top_k={top_k} of {self.experts} experts; it must be between 1 and {most}"
             raise ShapeError(text)
         if tile_m < 1 or tile_m & (tile_m - 1):
