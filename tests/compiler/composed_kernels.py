@@ -1,11 +1,13 @@
 """Kernels that the compiler makes of the golden plans; run it to write anew what is launched.
 
-PYTHONPATH=src python tests/compiler/composed_kernels.py
+PYTHONPATH=src:tests python tests/compiler/composed_kernels.py
 """
 
 from __future__ import annotations
 
 from pathlib import Path
+
+from ir_reader import read
 
 from weft.compiler.lower import kernels, source
 from weft.ir import core, device
@@ -21,7 +23,7 @@ PLANS = (
 
 def kernel_of(plan: str) -> core.Kernel:
     """The kernel of a golden plan's first product."""
-    return next(iter(kernels.lower(device.parse((GOLDEN / f"{plan}.plan").read_text())).values()))
+    return next(iter(kernels.lower(read(device, (GOLDEN / f"{plan}.plan").read_text())).values()))
 
 
 if __name__ == "__main__":

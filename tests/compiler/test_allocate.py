@@ -6,6 +6,7 @@ from itertools import combinations
 
 import operators
 import pytest
+from ir_reader import read
 from operators import compiled
 from random_programs import random_layers
 
@@ -30,7 +31,7 @@ call(matmul, (z, g), (y,))
 
 
 def test_what_is_over_makes_room():
-    plan = allocate(device.parse(CHAIN))
+    plan = allocate(read(device, CHAIN))
     shares = {one.name: one.shares for one in plan.of(device.Buffer) if one.shares}
     assert shares == {"z": "h"}  # g is read with z; y is the caller's
     assert plan.lifetimes["g"] == (2, 4)
@@ -46,7 +47,7 @@ def test_of_three_that_share_all_are_asked():
         )
         + "call(silu, (z,), (w,))\ncall(matmul, (w, z), (y,))\n"
     )
-    plan = allocate(device.parse(text))
+    plan = allocate(read(device, text))
     shares = {one.name: one.shares for one in plan.of(device.Buffer) if one.shares}
     assert shares == {"z": "h", "w": "g"}
     assert device_rules.check(plan) == []
@@ -55,7 +56,7 @@ def test_of_three_that_share_all_are_asked():
 def test_shared_memory_is_as_large_as_the_largest_needs():
     """Of which the first need not be one."""
     text = CHAIN.replace("h = buffer(float32, (m, 64))", "h = buffer(float32, (m, 8))")
-    found = layout(allocate(device.parse(text)), {"m": 100}, 2)
+    found = layout(allocate(read(device, text)), {"m": 100}, 2)
     assert found["z"].offset == found["h"].offset and found["z"].num_bytes > found["h"].num_bytes
     assert not range(
         max(found["z"].offset, found["g"].offset),
@@ -64,12 +65,12 @@ def test_shared_memory_is_as_large_as_the_largest_needs():
 
 
 def test_results_share_nothing():
-    plan = allocate(device.parse(CHAIN.replace("results=(y,)", "results=(h, y)")))
+    plan = allocate(read(device, CHAIN.replace("results=(y,)", "results=(h, y)")))
     assert not any(one.shares for one in plan.of(device.Buffer))
 
 
 def test_where_a_call_lies():
-    plan = allocate(device.parse(CHAIN))
+    plan = allocate(read(device, CHAIN))
     found = layout(plan, {"m": 100}, 2)
     assert found["h"].offset == found["z"].offset == 0
     assert found["h"].num_bytes == 100 * 64 * 4 and found["z"].num_bytes == 100 * 32 * 4
@@ -88,7 +89,7 @@ def test_what_peers_still_read_is_not_overwritten():
     text = device.show(plan, places=False)
     (partials,) = [one for one in text.splitlines() if one.startswith("partials = ")]
     shared = text.replace(partials, f"{partials[:-1]}, shares=gathered)")
-    told = [one.message for one in device_rules.check(device.parse(shared)) if one.rule == "shared"]
+    told = [one.message for one in device_rules.check(read(device, shared)) if one.rule == "shared"]
     assert told and "gathered and partials share memory and are in use at once" in told[0]
 
 

@@ -6,6 +6,7 @@ from functools import partial
 
 import pytest
 import torch
+from ir_reader import read
 from random_programs import of_rank
 from test_unfused import run
 
@@ -214,8 +215,8 @@ def test_products_of_groups(columns: int):
 def test_layers_survive_as_text():
     for compiled in (layer(), dispatched(), dispatched(True)):
         for stage in compiled.stages.tasks.values():
-            assert task.parse(task.show(stage)) == stage
-        assert device.parse(device.show(compiled.plan)) == compiled.plan
+            assert read(task, task.show(stage)) == stage
+        assert read(device, device.show(compiled.plan)) == compiled.plan
     placed = task.show(layer().stages.tasks["place"])
     assert "routing: table[m, 2, 4] @ Replicate() = moe_route(logits, top_k=2" in placed
     assert "routing = buffer(table, (m, 2, 4), role=tables)" in device.show(layer().plan)

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 from composed_kernels import GOLDEN
+from ir_reader import read
 from random_programs import of_rank, random_experts
 from test_experts import E, K, chosen, dispatched, layer, split
 from test_unfused import run
@@ -247,7 +248,7 @@ def test_libraries_where_they_are_asked_for_or_a_rank_would_have_nothing():
 @pytest.mark.slow
 @pytest.mark.parametrize("target", ["cuda:90", "cuda:100", "hip:gfx942"])
 def test_kernels_compile_and_their_waits_hold(target: str):
-    plan = device.parse((GOLDEN / "moe.plan").read_text())
+    plan = read(device, (GOLDEN / "moe.plan").read_text())
     stages = 2 if target.startswith("hip") else 3
     given = {
         "plain": Specialised("bfloat16", (128, 128, 64), 4, num_warps=8, num_stages=stages),

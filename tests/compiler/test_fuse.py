@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operators
 import pytest
+from ir_reader import read
 from operators import placed
 
 from weft.compiler import (
@@ -28,7 +29,7 @@ def kernels(function, **parameters) -> dict[str, str]:
     """Of each task its kernel, without the program's name; libraries' tasks left out."""
     program = fuse(place(trace(function, "tp", parameters)))
     task_rules.require(program)
-    assert task.parse(task.show(program)) == program
+    assert read(task, task.show(program)) == program
     short = len(program.name) + 1
     return {one.name: one.kernel[short:] for one in program.tasks if one.kernel}
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import operators
 import pytest
+from ir_reader import read
 from operators import compiled
 
 from weft.compiler.lower.overlapped import relays_late
@@ -26,7 +27,7 @@ launch(multiply, (a, gathered, b), writes=(c,), programs=resident)
 
 
 def signalled(text: str) -> list[str]:
-    plan = insert_signals(device.parse(text))
+    plan = insert_signals(read(device, text))
     assert device_rules.check(plan) == []
     return device.show(plan).splitlines()
 
@@ -83,7 +84,7 @@ def test_a_call_of_a_library_is_waited_for_on_the_stream():
     text = text.replace("results=(c,)", "results=(d,)").replace("launch(push", "LAUNCH(push")
     d, silu = call.splitlines()
     text = text.replace("LAUNCH", d + "\nlaunch") + silu + "\n"
-    plan = insert_signals(device.parse(text))
+    plan = insert_signals(read(device, text))
     shown = device.show(plan).splitlines()
     assert shown[-2:] == ["wait(gathered_ready)", "call(silu, (gathered,), (d,))"]
 

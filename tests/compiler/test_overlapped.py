@@ -9,6 +9,7 @@ import operators
 import pytest
 import torch
 from effort import calls_of
+from ir_reader import read
 from operators import compiled
 from random_programs import random_layers, random_program
 
@@ -92,8 +93,8 @@ def goes_through(seeds) -> set[str]:
     for seed in seeds:
         program, facts = drawn(seed)
         stages = overlap(program, facts)
-        assert task.parse(task.show(stages.program)) == stages.program
-        assert device.parse(device.show(stages.plan)) == stages.plan
+        assert read(task, task.show(stages.program)) == stages.program
+        assert read(device, device.show(stages.plan)) == stages.plan
         found |= {one.engine for one in stages.program.tasks if one.engine}
     return found
 

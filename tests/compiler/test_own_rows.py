@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from ir_reader import read
 from test_unfused import run
 
 import weft
@@ -299,7 +300,7 @@ def test_one_row_is_either_the_row_or_what_it_is_for():
 def test_an_epilogue_of_another_template_is_refused():
     (kernel,) = [one for one in own_kernels(plan_of(layer, types())) if "silu" in hooks_of(one)]
     text = core.show(kernel).replace("template(own_rows", "template(every_row")
-    told = " ".join(one.message for one in core_rules.check(core.parse(text)))
+    told = " ".join(one.message for one in core_rules.check(read(core, text)))
     assert "every_row needs the hooks order, emit, combine" in told
 
 

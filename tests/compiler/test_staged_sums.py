@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from ir_reader import read
 from random_programs import global_inputs, of_rank
 
 import weft
@@ -242,7 +243,7 @@ def test_every_mutant_of_the_kernel_is_caught(one_slot, by: str, count: int):
 def test_pieces_are_copied_behind_their_launches_and_looked_for_ahead_of_them():
     """Nothing waits on a stream but for what was launched before: a recording can hold it."""
     plan = gemm_rs(8, 32, 2, "ce_parts").overlapped(Facts({"m": 40}, 4, TARGETS["emu"])).plan
-    assert device.parse(device.show(plan)) == plan
+    assert read(device, device.show(plan)) == plan
     steps = [
         f"{one.kernel} {one.piece}" if isinstance(one, Launch)
         else f"{type(one).__name__} {getattr(one, 'piece', '') or one.stream}" for one in plan.steps
@@ -287,6 +288,6 @@ def test_a_call_by_pieces_is_recorded_and_replayed(ranks):
 
 def test_a_plan_is_shown_and_read_back():
     plan = gemm_rs(8, 32, 2).overlapped(Facts({"m": 40}, 4, TARGETS["emu"])).plan
-    assert device.parse(device.show(plan)) == plan
+    assert read(device, device.show(plan)) == plan
     (staged,) = [one for one in plan.of(device.Buffer) if one.name == "staged"]
     assert staged.sizes == ("num_ranks", device.Tiles("m", 16), 32) and staged.role == "local"

@@ -7,6 +7,7 @@ from itertools import product
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from ir_reader import read
 
 from weft.base.errors import ConfigError
 from weft.compiler import Shard, Tensor, all_gather, reduce_scatter, silu_mul
@@ -68,7 +69,7 @@ def test_the_ir_says_what_a_tile_needs():
     program = tile(placed(), {"gated": (4, 2)})
     gated = program.task("gated")
     assert gated.tile == (4, 2) and gated.needs == (Need("product", (Along(0), Along(1, 2))),)
-    assert task_rules.check(program) == [] and ir.parse(ir.show(program)) == program
+    assert task_rules.check(program) == [] and read(ir, ir.show(program)) == program
 
 
 def test_dependencies_by_hand():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from ir_reader import read
 from random_programs import STEPS, global_inputs, of_rank, random_program
 
 import weft
@@ -110,8 +111,8 @@ def several(ranks, seeds, num_ranks: int) -> None:
     programs = {seed: random_program(seed, num_ranks) for seed in seeds}
     for compiled in programs.values():
         program = compiled.stages.program
-        assert task.parse(task.show(program)) == program
-        assert device.parse(device.show(compiled.plan)) == compiled.plan
+        assert read(task, task.show(program)) == program
+        assert read(device, device.show(compiled.plan)) == compiled.plan
 
     def main():
         world = weft.init()
@@ -204,6 +205,6 @@ def test_pairs_that_ranks_would_tear():
 
 
 def test_a_plan_of_other_steps_is_refused():
-    plan = device.parse("program(p)\nx = buffer(float32, (4, 4))\nlaunch(k, (x,), writes=(x,))\n")
+    plan = read(device, "program(p)\nx = buffer(float32, (4, 4))\nlaunch(k, (x,), writes=(x,))\n")
     with pytest.raises(UnsupportedError, match="Launch is not a call of a library"):
         run_calls(plan, {}, {}, world=World())

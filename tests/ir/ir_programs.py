@@ -177,9 +177,9 @@ def several(one: st.SearchStrategy, most: int = 3) -> st.SearchStrategy:
 
 
 _placements = st.sampled_from(
-    [tensor.Shard(0), tensor.Shard(2), tensor.Replicate(), tensor.Partial(), task.ByExpert()]
+    [tensor.Shard(0), tensor.Shard(2), tensor.Replicate(), tensor.Partial(), tensor.ByExpert()]
 )
-_extents = sizes | st.builds(task.Times, names, st.integers(1, 8))
+_extents = sizes | st.builds(tensor.Times, names, st.integers(1, 8))
 _types = st.none() | st.builds(
     tensor.Type,
     st.sampled_from(["bfloat16", "float32"]),

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import ir_programs as programs
 import pytest
+from ir_reader import read
 
 from weft.base.errors import IllegalError
 from weft.ir import core, core_in_plan, core_rules, device, device_rules
@@ -37,8 +38,8 @@ BREACHES = [
 
 
 def fitted(kernel: str, plan: str = PLAN) -> tuple[device.Plan, device.Launch, core.Kernel]:
-    read = device_rules.require(device.parse(plan))
-    return read, read.of(device.Launch)[-1], core.parse(kernel)
+    planned = device_rules.require(read(device, plan))
+    return planned, planned.of(device.Launch)[-1], read(core, kernel)
 
 
 def test_a_kernel_fits_into_its_plan():
@@ -57,10 +58,10 @@ def test_each_breach_is_found(old: str, new: str, rule: str, told: str):
 
 def test_rows_that_nobody_has_waited_for_are_not_read():
     """A kernel that does not wait for gathered rows names the step before that has."""
-    read = device.parse(programs.PUSHED)
-    (first,) = read.of(device.Launch)
+    pushed = read(device, programs.PUSHED)
+    (first,) = pushed.of(device.Launch)
     second = replace(first, kernel="again", awaits=(), gives=False)
-    plan = replace(read, statements=(*read.statements, second))
+    plan = replace(pushed, statements=(*pushed.statements, second))
     text = programs.KERNEL.replace("ag_gemm_multiply", "again")
     text = "".join(f"{one}\n" for one in text.splitlines() if "rows_ready" not in one)
     text = text.replace("finish(done, slot)\n", "").replace("by=take, to=kernel", "by=take, "
@@ -68,9 +69,9 @@ def test_rows_that_nobody_has_waited_for_are_not_read():
     named = text.replace(
         "gathered = param(operand", "gathered = param(operand, by=ag_gemm_multiply"
     )
-    kernel = core_rules.require(core.parse(named))
+    kernel = core_rules.require(read(core, named))
     assert core_in_plan.check(plan, second, kernel) == []
-    wrong = core_rules.require(core.parse(named.replace("by=ag_gemm_multiply", "by=copy")))
+    wrong = core_rules.require(read(core, named.replace("by=ag_gemm_multiply", "by=copy")))
     (told,) = core_in_plan.check(plan, second, wrong)
     assert "gathered, which copy is to have waited for" in told.message
     assert "before again that was ag_gemm_multiply" in told.message

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ir_programs as programs
 import pytest
+from ir_reader import read
 
 from weft.base.errors import IllegalError
 from weft.ir import core, core_rules, device, device_rules, task, task_rules
@@ -141,7 +142,7 @@ TEXTS = {task: programs.TASKS, device: programs.PUSHED, core: programs.KERNEL}
 def test_each_rule_finds_its_breach(level, old: str, new: str, rule: str, told: str):
     text = TEXTS[level]
     assert old in text
-    program = level.parse(text.replace(old, new))
+    program = read(level, text.replace(old, new))
     found = programs.rules_of(level).check(program)
     assert rule in {one.rule for one in found}, found
     assert any(told in one.message for one in found if one.rule == rule), found
@@ -185,9 +186,9 @@ def test_every_rule_has_a_breach():
 )  # fmt: skip
 def test_what_leaves_for_other_ranks(old: str, new: str, rule: str, told: str):
     """Each message names the line of the program."""
-    assert core_rules.check(core.parse(programs.PUSHING)) == []
+    assert core_rules.check(read(core, programs.PUSHING)) == []
     assert old in programs.PUSHING
-    found = core_rules.check(core.parse(programs.PUSHING.replace(old, new)))
+    found = core_rules.check(read(core, programs.PUSHING.replace(old, new)))
     assert any(one.rule == rule and told in one.message for one in found), found
     if rule in ("sends", "credits"):
         assert "at rs.py:7" in "\n".join(map(str, found))
@@ -196,7 +197,7 @@ def test_what_leaves_for_other_ranks(old: str, new: str, rule: str, told: str):
 def test_all_breaches_are_told_with_their_lines():
     text = programs.TASKS.replace("matmul(g, w,", "matmul(g, v,").replace("(y,)", "(z,)")
     with pytest.raises(IllegalError, match="breaches of the rules: 2") as caught:
-        task_rules.require(task.parse(text))
+        task_rules.require(read(task, text))
     assert "at mlp.py:12 in mlp" in str(caught.value)
     assert [one.rule for one in caught.value.violations] == ["names", "names"]
 
@@ -254,24 +255,24 @@ OF_KINDS = [
 @pytest.mark.parametrize(("text", "old", "new", "rule", "told"), OF_KINDS)
 def test_tables_caches_and_attention(text: str, old: str, new: str, rule: str, told: str):
     """Of programs that are legal, each with one thing changed."""
-    assert task_rules.check(task.parse(text)) == []
+    assert task_rules.check(read(task, text)) == []
     assert old in text
-    found = task_rules.check(task.parse(text.replace(old, new)))
+    found = task_rules.check(read(task, text.replace(old, new)))
     assert any(one.rule == rule and told in one.message for one in found), found
 
 
 def test_a_cache_has_as_many_rows_for_each_sequence():
     text = programs.DECODE.replace("[b, ", "[3, ").replace("[1, b]", "[1, 3]")
     even, odd = (text.replace("Times(b, 32)", str(rows)) for rows in (96, 97))
-    assert task_rules.check(task.parse(even)) == []
-    assert any("rows for 3 seq" in one.message for one in task_rules.check(task.parse(odd)))
+    assert task_rules.check(read(task, even)) == []
+    assert any("rows for 3 seq" in one.message for one in task_rules.check(read(task, odd)))
 
 
 def test_all_experts_may_be_chosen():
     text = programs.MOE
     few = text.replace("8] @ Shard(0)", "2] @ Shard(0)").replace("[8, 64", "[2, 64")
     few = few.replace("table[m, 2, 8]", "table[m, 2, 2]")
-    assert few != text and task_rules.check(task.parse(few)) == []
+    assert few != text and task_rules.check(read(task, few)) == []
 
 
 @pytest.mark.parametrize(
@@ -296,17 +297,17 @@ def test_all_experts_may_be_chosen():
     ],
 )
 def test_planned_programs(old: str, new: str, rule: str, told: str):
-    assert task_rules.check(task.parse(programs.PLANNED)) == []
+    assert task_rules.check(read(task, programs.PLANNED)) == []
     text = programs.PLANNED.replace(old, new)
     if rule == "kernels":
         text = text.replace("kernel=mlp_multiply, order", "kernel=other, order")
-    found = [one.message for one in task_rules.check(task.parse(text)) if one.rule == rule]
+    found = [one.message for one in task_rules.check(read(task, text)) if one.rule == rule]
     assert found and told in found[0]
 
 
 def breaches(text: str, rule: str) -> list[str]:
     """What `rule` says of a plan."""
-    return [one.message for one in device_rules.check(device.parse(text)) if one.rule == rule]
+    return [one.message for one in device_rules.check(read(device, text)) if one.rule == rule]
 
 
 INSIDE = """\
@@ -322,7 +323,7 @@ announces=(ready,), programs=resident, takes=True, gives=True)
 
 def test_what_a_launch_pushes_and_reads_itself_has_a_channel():
     """Programs that wait for each other are all resident."""
-    assert device_rules.check(device.parse(INSIDE)) == []
+    assert device_rules.check(read(device, INSIDE)) == []
     other = INSIDE.replace("channel(partials", "channel(y")
     (told,) = breaches(other, "inside")
     assert "multiply reads partials, which its launch on other ranks pushes" in told
@@ -333,7 +334,7 @@ def test_what_a_launch_pushes_and_reads_itself_has_a_channel():
 def test_a_slot_is_given_back_behind_all_that_uses_it():
     text = INSIDE.replace(", gives=True", "") + "z = buffer(bfloat16, (Part(m), 64))\n"
     behind = "launch(reduce, (partials,), writes=(z,), gives=True)\n"
-    assert device_rules.check(device.parse(text + behind)) == []
+    assert device_rules.check(read(device, text + behind)) == []
     late = INSIDE + "z = buffer(bfloat16, (Part(m), 64))\n" + behind.replace(", gives=True", "")
     (told,) = breaches(late, "credits")
     assert "launch uses partials and is not before what gives it back" in told
@@ -352,7 +353,7 @@ call(silu, (g,), (y,))
 
 
 def test_buffers_share_memory_that_nobody_needs_any_more():
-    assert device_rules.check(device.parse(APART)) == []
+    assert device_rules.check(read(device, APART)) == []
     (told,) = breaches(APART.replace("call(silu, (g,)", "call(silu, (h,)"), "shared")
     assert "h and y share memory and are in use at once" in told
     (told,) = breaches(APART.replace("results=(y,)", "results=(h, y)"), "shared")
@@ -371,22 +372,22 @@ launch(reduce, (parts,), writes=(y,), awaits=(parts_ready,), gives=True)
 
 def test_what_is_pushed_is_read_behind_its_channel():
     """A stream's order says nothing of what other ranks have written here."""
-    assert device_rules.check(device.parse(PUSH)) == []
+    assert device_rules.check(read(device, PUSH)) == []
     wrong = PUSH.replace(
         "launch(reduce, (parts,), writes=(y,), awaits=(parts_ready,), gives=True)",
         "launch(reduce, (parts,), writes=(y,), gives=True)\nwait(parts_ready)",
     )
-    (found,) = device_rules.check(device.parse(wrong))
+    (found,) = device_rules.check(read(device, wrong))
     assert found.rule == "ordered" and "the reading by launch of parts" in found.message
 
 
 def test_streams_are_ordered_by_after_alone():
     text = PUSH.replace("awaits=(parts_ready,),", "awaits=(parts_ready,), stream=other,")
     text += "out = buffer(bfloat16, (Part(m), 64))\ncall(silu, (y,), (out,))\n"
-    found = device_rules.check(device.parse(text))
+    found = device_rules.check(read(device, text))
     assert {one.rule for one in found} == {"written", "ordered", "joined"}
     ordered = text.replace("call(silu", "after(main, other)\ncall(silu")
-    assert device_rules.check(device.parse(ordered)) == []
+    assert device_rules.check(read(device, ordered)) == []
 
 
 LAUNCH, COPY = programs.STAGED.splitlines()[-3:-1]
@@ -429,7 +430,7 @@ TOKENS = [
     [pytest.param(*row, id=f"{i}-{row[2]}") for i, row in enumerate(TOKENS)],
 )
 def test_a_copy_takes_tokens_of_the_kernel_that_it_is_queued_behind(old, new, rule, told):
-    assert device_rules.check(device.parse(programs.STAGED)) == []
+    assert device_rules.check(read(device, programs.STAGED)) == []
     assert old in programs.STAGED
     found = breaches(programs.STAGED.replace(old, new), rule)
     assert any(told in one for one in found), found
@@ -445,21 +446,21 @@ def test_a_copy_takes_tokens_of_the_kernel_that_it_is_queued_behind(old, new, ru
     ],
 )
 def test_chunks_that_engines_carry_lie_in_one_piece(old, new, told):
-    assert task_rules.check(task.parse(programs.STAGED_TASKS)) == []
+    assert task_rules.check(read(task, programs.STAGED_TASKS)) == []
     text = programs.STAGED_TASKS.replace(old, new)
-    found = [one.message for one in task_rules.check(task.parse(text)) if one.rule == "planned"]
+    found = [one.message for one in task_rules.check(read(task, text)) if one.rule == "planned"]
     assert any(told in one for one in found), found
 
 
 def test_any_number_of_columns_is_one_chunk():
     text = programs.STAGED_TASKS.replace("96]", "n]")
-    assert "planned" in {one.rule for one in task_rules.check(task.parse(text))}
-    assert task_rules.check(task.parse(text.replace("chunks=2", "chunks=1"))) == []
+    assert "planned" in {one.rule for one in task_rules.check(read(task, text))}
+    assert task_rules.check(read(task, text.replace("chunks=2", "chunks=1"))) == []
 
 
 def test_shares_are_read_behind_the_words_of_who_carried_them():
     text = programs.STAGED.replace("awaits=(partials_ready,), ", "")
-    found = device_rules.check(device.parse(text + "wait(partials_ready)\n"))
+    found = device_rules.check(read(device, text + "wait(partials_ready)\n"))
     assert {one.rule for one in found} >= {"written", "ordered"}
     assert any("the writing by copy of partials are not ordered" in one.message for one in found)
 
@@ -504,7 +505,7 @@ after(main, relay)
     ],
 )
 def test_sums_are_relayed_beside_the_product_that_makes_them(old, new, rule, told):
-    assert device_rules.check(device.parse(RELAYED)) == []
+    assert device_rules.check(read(device, RELAYED)) == []
     assert old in RELAYED
     found = breaches(RELAYED.replace(old, new), rule)
     assert any(told in one for one in found), found

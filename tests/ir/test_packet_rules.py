@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ir_programs as programs
 import pytest
+from ir_reader import read
 
 from weft.ir import core, device, device_rules
 
@@ -65,7 +66,7 @@ TEXTS = {device: PLAN, core: KERNEL}
 
 def test_both_are_legal_and_read_back():
     for level, text in TEXTS.items():
-        program = programs.rules_of(level).require(level.parse(text))
+        program = programs.rules_of(level).require(read(level, text))
         assert level.show(program, places=False) == text
 
 
@@ -75,7 +76,7 @@ def test_both_are_legal_and_read_back():
 )
 def test_each_breach_is_found(level, old: str, new: str, rule: str, told: str):
     assert old in TEXTS[level]
-    found = programs.rules_of(level).check(level.parse(TEXTS[level].replace(old, new)))
+    found = programs.rules_of(level).check(read(level, TEXTS[level].replace(old, new)))
     assert any(one.rule == rule and told in one.message for one in found), found
 
 
@@ -98,7 +99,7 @@ def test_packets_order_nothing_but_themselves():
     """Rows that were pushed before them need not have come when they have: those have words."""
     text = PLAN.replace("boxes_ready", BEFORE + "boxes_ready", 1).replace("(total,)", "(last,)", 1)
     text = text.replace(LAUNCH, PUSH + LAUNCH.replace(", gives=True", ""))
-    device_rules.require(device.parse(text + BEHIND))
+    device_rules.require(read(device, text + BEHIND))
     # Somebody waits, but not before they are read.
     late = text + BEHIND.replace(" awaits=(rows_ready,),", "") + "wait(rows_ready)\n"
-    assert {one.rule for one in device_rules.check(device.parse(late))} == {"ordered"}
+    assert {one.rule for one in device_rules.check(read(device, late))} == {"ordered"}

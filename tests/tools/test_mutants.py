@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+from ir_reader import read
 
 from weft.base.report import Report
 from weft.base.target import TARGETS
@@ -159,7 +160,7 @@ def test_what_calls_other_operators_is_left_to_them():
 
 def test_of_composed_kernels_the_ir_has_mutants_too(monkeypatch):
     """Each run is asked for with every statement that orders ranks changed in turn."""
-    kernel = core.parse(KERNEL)
+    kernel = read(core, KERNEL)
     loaded = []
 
     def run(seed, rewrite):
@@ -180,7 +181,7 @@ def test_of_composed_kernels_the_ir_has_mutants_too(monkeypatch):
 
 
 def test_a_kernels_ir_is_changed_in_the_runs_that_load_it(monkeypatch):
-    kernel, tried = core.parse(KERNEL), []
+    kernel, tried = read(core, KERNEL), []
 
     def running(name, what):
         def run(seed, rewrite):
@@ -201,7 +202,7 @@ def test_a_kernels_ir_is_changed_in_the_runs_that_load_it(monkeypatch):
 def test_kernels_that_differ_in_their_tiles_alone_are_one(monkeypatch):
     """Its mutants are tried in the runs of each, in that one's tiles."""
     tiles, asked, replaced = [(16, 16, 16), (32, 32, 32)], [], source.replaced
-    kernels = [core.parse(KERNEL.replace("(16, 16, 16)", str(tile))) for tile in tiles]
+    kernels = [read(core, KERNEL.replace("(16, 16, 16)", str(tile))) for tile in tiles]
 
     def running(kernel):
         def run(seed, rewrite):

@@ -17,6 +17,8 @@ from __future__ import annotations
 
 import torch
 
+from weft.compiler.attending import merge, weigh
+
 
 def rope(x: torch.Tensor, lengths: torch.Tensor, head: int, base: float) -> torch.Tensor:
     """Halves of a head are turned against each other, by position * base ** (-2 j / head)."""
@@ -84,9 +86,8 @@ def attention_parts(
 def merge_parts(parts: torch.Tensor, head: int, splits: int) -> torch.Tensor:
     """Means weighted by the sums that they are of: fp32 [sequences, columns]."""
     sequences, heads = len(parts) // splits, parts.shape[1] // (2 * head)
-    mean, lse = parts.float().view(sequences, splits, heads, 2, head).unbind(3)
-    share = lse[..., 0].softmax(1).nan_to_num()
-    return (mean * share[..., None]).sum(1).flatten(1)
+    mean, lse = parts.float().view(sequences, splits, heads, 2, head).transpose(0, 1).unbind(3)
+    return merge(mean, lse[..., 0]).flatten(1)
 
 
 def _attended(
@@ -95,17 +96,13 @@ def _attended(
 ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
     """(mean of the values, log of the sum) of keys first .. end - 1 of each sequence, in fp32:
     [sequences, columns] and [sequences, heads]."""
-    sequences, kv_heads = len(q), k.shape[1] // head
+    sequences = len(q)
     if not q.numel():
         return q.float(), q.new_empty(sequences, q.shape[1] // head, dtype=torch.float32)
-    queries = q.float().view(sequences, kv_heads, -1, head)
-    keys, values = (one.float().view(sequences, -1, kv_heads, head) for one in (k, v))
-    scores = torch.einsum("bgqd,bjgd->bgqj", queries, keys) * head**-0.5
+    queries, keys, values = (
+        one.view(sequences, -1, one.shape[1] // head, head) for one in (q, k, v)
+    )
     j = torch.arange(keys.shape[1], device=q.device)
-    seen = (j >= first[:, None]) & (j < end[:, None])
-    scores = scores.masked_fill(~seen[:, None, None], float("-inf"))
-    # What is not seen may be anything.
-    values = values.masked_fill(~seen[:, :, None, None], 0)
-    share = scores.softmax(-1).nan_to_num()
-    mean = torch.einsum("bgqj,bjgd->bgqd", share, values).reshape(q.shape)
-    return mean, scores.logsumexp(-1).flatten(1)
+    is_seen = (j >= first[:, None]) & (j < end[:, None])
+    mean, lse = weigh(queries, keys, values, is_seen[:, None], head**-0.5)
+    return mean.reshape(q.shape), lse.flatten(1)

@@ -420,16 +420,7 @@ def homes(function: str) -> tuple[str, ...]:
     return (slots,) if isinstance(slots, str) else slots
 
 
-RECORDS = text.words(Param, Mapping, Template, *FUSED)
-
-
 def show(kernel: Kernel, *, places: bool = True) -> str:
-    """The kernel as text; `parse` takes it back."""
+    """The kernel as text."""
     header = text.Header(kernel.name, place=kernel.place)
     return text.show([header, *kernel.statements], places=places)
-
-
-def parse(source: str) -> Kernel:
-    """Raises  UsageError: with the line"""
-    header, statements = text.read(source, RECORDS)
-    return Kernel(header.title, statements, header.place)

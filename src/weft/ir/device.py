@@ -34,7 +34,7 @@ from weft.ir import text
 from weft.ir.by_kind import ByKind
 from weft.ir.choice import Choice
 from weft.ir.order import Moment, Order
-from weft.ir.tensor import Size, Times
+from weft.ir.tensor import Size
 
 # The caller's; fresh; fresh, on the heap; tables, which whoever makes them brings along; boxes on
 # the heap that hold packets alone, ever, in two halves that calls use in turns.
@@ -514,19 +514,7 @@ def are_apart(plan: Plan, first: str, second: str) -> bool:
     )
 
 
-RECORDS = {
-    **text.words(Buffer, Channel, Call, Copy, Launch, Wait, Take, After, Choice),
-    **{kind.__name__: kind for kind in (Part, Tiles, Times, Do)},
-}
-
-
 def show(plan: Plan, *, places: bool = True) -> str:
-    """The plan as text; `parse` takes it back."""
+    """The plan as text."""
     header = text.Header(plan.name, plan.mesh, plan.stage, plan.results, plan.place)
     return text.show([header, *plan.statements], places=places)
-
-
-def parse(source: str) -> Plan:
-    """Raises  UsageError: with the line"""
-    header, statements = text.read(source, RECORDS)
-    return Plan(header.title, header.mesh, statements, header.results, header.stage, header.place)

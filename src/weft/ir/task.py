@@ -20,17 +20,14 @@ from weft.base.hashed_once import HashedOnce
 from weft.base.place import UNKNOWN, Place
 from weft.ir import text
 from weft.ir.choice import Choice
-from weft.ir.kinds import GATHERED, KINDS, PRODUCTS, WHOLE, All, Along, ByTable, Need
+from weft.ir.kinds import GATHERED, KINDS, PRODUCTS, WHOLE, Need
 from weft.ir.tensor import (
-    ByExpert,
     Halves,
     Partial,
     Pieces,
     Placement,
-    Replicate,
     Shard,
     Size,
-    Times,
     Type,
 )
 
@@ -228,37 +225,6 @@ def way_to(needs: Mapping[str, set[str]], start: str, end: str) -> list[str]:
 
 
 def show(program: Program, *, places: bool = True) -> str:
-    """The program as text; `parse` takes it back."""
+    """The program as text."""
     header = text.Header(program.name, program.mesh, program.stage, program.results, program.place)
     return text.show([header, *program.tasks, *program.choices], places=places)
-
-
-def parse(source: str) -> Program:
-    """Raises  UsageError: with the line"""
-    header, statements = text.read(source, RECORDS)
-    tasks = tuple(one for one in statements if isinstance(one, Task))
-    choices = tuple(one for one in statements if isinstance(one, Choice))
-    return Program(
-        header.title, header.mesh, tasks, header.results, header.stage, header.place, choices
-    )
-
-
-_VALUES = (
-    Shard,
-    Halves,
-    Pieces,
-    Replicate,
-    Partial,
-    ByExpert,
-    Times,
-    Type,
-    Along,
-    All,
-    ByTable,
-    Need,
-)
-RECORDS = {
-    **text.words(Choice),
-    **dict.fromkeys(KINDS, Task),
-    **{kind.__name__: kind for kind in _VALUES},
-}

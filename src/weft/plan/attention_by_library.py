@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from weft.base.errors import UnsupportedError
+from weft.compiler import attending
 from weft.plan.sequence_shards import Shards
 from weft.tiles.attention import padded_head
 from weft.tiles.attention_blocks import merge_block
@@ -188,9 +189,8 @@ class Torch:
 
     @staticmethod
     def attend(q: Tensor, k: Tensor, v: Tensor, scale: float, causal: bool) -> tuple:
-        scores = Torch._scores(q, k, scale, causal)
-        mean = torch.einsum("hgij,jhd->ihgd", scores.softmax(-1), v.float())
-        return mean.flatten(1, 2).to(q.dtype), scores.logsumexp(-1).flatten(0, 1)
+        mean, log = attending.weigh(q, k, v, attending.seen(q, k, causal), scale)
+        return mean.to(q.dtype), log.t()
 
     @staticmethod
     def gradients(
@@ -199,19 +199,10 @@ class Torch:
     ) -> tuple:  # fmt: skip
         kv_heads = k.shape[1]
         log = lse.t().unflatten(0, (kv_heads, -1))[..., None]
-        share = (Torch._scores(q, k, scale, causal) - log).exp()
+        share = (attending.scores(q, k, attending.seen(q, k, causal), scale) - log).exp()
         slope, grouped = (one.float().unflatten(1, (kv_heads, -1)) for one in (dout, q))
         dv = torch.einsum("hgij,ihgd->jhd", share, slope)
         delta = (dout.float() * out.float()).sum(-1).t().unflatten(0, (kv_heads, -1))[..., None]
         back = share * (torch.einsum("ihgd,jhd->hgij", slope, v.float()) - delta) * scale
         dq = torch.einsum("hgij,jhd->ihgd", back, k.float()).flatten(1, 2)
         return dq, torch.einsum("hgij,ihgd->jhd", back, grouped), dv
-
-    @staticmethod
-    def _scores(q: Tensor, k: Tensor, scale: float, causal: bool) -> Tensor:
-        """[kv_heads, group, queries, keys]"""
-        grouped = q.float().unflatten(1, (k.shape[1], -1))
-        scores = torch.einsum("ihgd,jhd->hgij", grouped, k.float()) * scale
-        if causal:
-            scores = scores + torch.full_like(scores[0, 0], -torch.inf).triu(1)
-        return scores

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from weft.base.providers import provider
+from weft.compiler.attending import merge, weigh
 from weft.compiler.experts import Tables, choose, tables
 from weft.plan.sequence_shards import Shards, padded, shards_in
 
@@ -67,7 +68,7 @@ def attention(
     is_seen = (of_own[:, None] == sequence) & is_in_one[:, None]
     if problem.causal:
         is_seen &= own[:, None] >= token
-    out, lse = _weigh(q.float(), k.float(), v.float(), is_seen, scale)
+    out, lse = weigh(q, k, v, is_seen, scale)
     return out.to(q.dtype), lse
 
 
@@ -86,20 +87,6 @@ def _parts(lie: Shards, rank: int, causal: bool) -> tuple[tuple[Any, Any], Any]:
     return (queries, keys), (ends - begin[:, None]).flatten().int()
 
 
-def _weigh(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, is_seen: torch.Tensor, scale: float
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """[.., queries, heads, d] over [.., keys, kv_heads, d]: means, and the log of sums of weights.
-    Queries that see no key have zeros, and -inf."""
-    heads = q.unflatten(-2, (k.shape[-2], -1))
-    scores = torch.einsum("...thgd,...jhd->...hgtj", heads, k) * scale
-    scores = scores.masked_fill(~is_seen[..., None, None, :, :], -torch.inf)
-    lse = scores.logsumexp(-1)
-    weight = (scores - lse.masked_fill(lse == -torch.inf, 0)[..., None]).exp()
-    mean = torch.einsum("...hgtj,...jhd->...thgd", weight, v)
-    return mean.flatten(-3, -2), lse.flatten(-3, -2).transpose(-1, -2)
-
-
 def decode(
     world: Any, problem: Any, q: Any, k_cache: Any, v_cache: Any, lengths: Any, block_table: Any,
     scale: float,
@@ -108,17 +95,11 @@ def decode(
     if block_table is not None:
         k_cache, v_cache = (one[block_table.long()].flatten(1, 2) for one in (k_cache, v_cache))
     lengths = lengths.clamp(max=problem.n)
-    if not problem.n:
-        mean, lse = torch.zeros_like(q), q.new_full(q.shape[:2], -torch.inf, dtype=torch.float32)
-    elif _has_flash(q):
+    if problem.n and _has_flash(q):
         mean, lse = attend_once(q, k_cache, v_cache, lengths, scale)
     else:
-        key = torch.arange(problem.n, device=q.device)
-        # What lies behind the last key may be no number.
-        caches = (one.float().masked_fill((key >= lengths[:, None])[..., None, None], 0)
-                  for one in (k_cache, v_cache))  # fmt: skip
-        is_seen = (key < lengths[:, None])[:, None]
-        mean, lse = (one[:, 0] for one in _weigh(q.float()[:, None], *caches, is_seen, scale))
+        is_seen = torch.arange(problem.n, device=q.device) < lengths[:, None, None]
+        mean, lse = (one[:, 0] for one in weigh(q[:, None], k_cache, v_cache, is_seen, scale))
     parts = torch.cat([mean.float(), lse[..., None]], -1)
     parts = _gather(parts, world).unflatten(0, (problem.num_ranks, -1))
     return merge(parts[..., :-1], parts[..., -1]).to(q.dtype)
@@ -144,15 +125,6 @@ def attend_once(
     # Of sequences of any lengths: [heads, all queries], and +inf where there are no keys.
     lse = lse.view(heads, batch).t()
     return out, torch.where(lengths[:, None] > 0, lse, -torch.inf)
-
-
-def merge(means: torch.Tensor, lses: torch.Tensor) -> torch.Tensor:
-    """All ranks' parts in one: [ranks, batch, heads, d] and [ranks, batch, heads], in fp32."""
-    high = lses.amax(0)
-    weight = torch.exp(lses - torch.where(high == -torch.inf, 0.0, high))
-    total = weight.sum(0)
-    mean = (means * weight[..., None]).sum(0)
-    return mean / torch.where(total == 0, 1.0, total)[..., None]
 
 
 # ---------------------------------------------------------------------------------------------

@@ -7,24 +7,23 @@ is a traced program's plan; `Call` runs it, or the libraries instead.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache
+from dataclasses import dataclass
+from functools import cached_property, lru_cache, partial
 from typing import Any, ClassVar
 
 import torch
 
-from weft.base.fields import copied
 from weft.base.providers import provider
 from weft.base.target import Target
-from weft.compiler import Shard, Tensor, frontend, gather_schedules, schedules
-from weft.compiler.facts import class_of
+from weft.compiler import Shard, Tensor, gather_schedules
 from weft.compiler.gather_schedules import LIBRARY, RELAY, UNFUSED, Config
 from weft.ir.task import Program
-from weft.plan import call_cache, nccl, scales
+from weft.plan import call_cache, nccl, scales, summed
 from weft.plan.problems import check_sizes, nodes_of, product_of
 from weft.plan.scales import Scaled
 from weft.plan.summed import AWKWARD_SHAPES as AWKWARD_SHAPES
 from weft.plan.summed import ProductCall
+from weft.plan.summed import fake as fake
 from weft.tiles import blocking
 
 
@@ -48,13 +47,8 @@ class Problem(Scaled):
     scaling: str = ""
 
     op: ClassVar[str] = "ag_gemm"
-    sizes: ClassVar[tuple[str, ...]] = ("m", "n", "k")
     transports: ClassVar[tuple[str, ...]] = (*gather_schedules.TRANSPORTS, RELAY, UNFUSED, LIBRARY)
-    templates: ClassVar[tuple[str, ...]] = schedules.TEMPLATES
     is_summed: ClassVar[bool] = False
-    # The kernel that multiplies waits for rows of others.
-    sends_tiles: ClassVar[bool] = True
-    # What its templates and the library take, for messages.
     of_library: ClassVar[str] = ", of one node, and a result of the operands' dtype"
 
     def __post_init__(self) -> None:
@@ -63,8 +57,11 @@ class Problem(Scaled):
 
     @property
     def result(self) -> tuple[int, int]:
-        """Rows and columns of what a rank ends with."""
+        """Rows and columns of what every rank ends with."""
         return self.m, self.n
+
+    def result_of(self, rank: int) -> tuple[int, int]:
+        return self.result
 
     def types(self) -> dict[str, Tensor]:
         """Of the program's parameters, the gathered one first, with m open."""
@@ -72,22 +69,14 @@ class Problem(Scaled):
                 "b": Tensor(self.dtype, (self.k, self.n * self.num_ranks), Shard(1))}  # fmt: skip
 
     @property
-    def is_empty(self) -> bool:
-        return 0 in (self.m, self.n, self.k)
+    def can_relay(self) -> bool:
+        return gather_schedules.can_relay(self)
 
     def can_use_tma(self, target: Target) -> bool:
         """Do the rows of A, B and C begin where TMA can read them, whichever way B lies? That may
         differ by rank, and a choice may not."""
         rows = [self.k * self.itemsize, self.n * self.itemsize]
         return blocking.can_use_tma(target, [*rows, self.n * self.out_itemsize])
-
-    def can_use_sm90(self, target: Target) -> bool:
-        """Does the template for Hopper take this problem there?"""
-        # Communication CTAs store directly from Gluon: what reaches other nodes is relayed.
-        is_near = len(self.nodes) <= 1 or gather_schedules.can_relay(self)
-        is_hopper = target.arch == 90 and is_near
-        is_16_bit = self.itemsize == 2 or (self.itemsize == 1 and self.b_is_nk)
-        return is_hopper and is_16_bit and self.out_itemsize == 2 and self.can_use_tma(target)
 
     def library_takes(self, target: Target) -> bool:
         """Can torch multiply what is gathered? Scales are not."""
@@ -137,13 +126,7 @@ def problem_of(
 
 def traced(function: Callable[..., Any], problem: Problem) -> Program:
     """The program of one problem's sizes but for m, which is open."""
-    return _traced(function, replace(problem, m=0, nodes=()))
-
-
-@lru_cache(maxsize=256)
-def _traced(function: Any, problem: Problem) -> Program:
-    made = frontend.trace(function, "tp", problem.types(), **problem.options)
-    return replace(made, name=problem.op)
+    return summed.traced(problem, function)
 
 
 # A product has some seventy plans for all m; a model a few products.
@@ -161,12 +144,7 @@ class Call(ProductCall):
         self, world: Any, problem: Problem, config: Config, tensors: Mapping[str, Any],
         program: Callable[..., Any], recorded: Config | None = None,
     ) -> None:  # fmt: skip
-        stages = None
-        if config.is_fused and not problem.is_empty:
-            of_class = copied(problem, m=class_of(problem.m))
-            stages = _planned(program, of_class, config, world.target)
-        out = problem.result, problem.out_dtype
-        super().__init__(world, problem, config, tensors, stages, *out)
+        super().__init__(world, problem, config, tensors, partial(_planned, program))
         if recorded:
             make = lambda problem: type(self)(  # noqa: E731
                 world, problem, recorded, tensors, program
@@ -220,8 +198,3 @@ def make_inputs(problem: Problem, rank: int, seed: int = 0) -> dict[str, torch.T
     """One rank's normal random tensors on the CPU: the same for one seed on every machine."""
     first, end = problem.shard(rank)
     return scales.random_operands(problem, end - first, rank, seed)
-
-
-def fake(problem: Problem, inputs: Mapping[str, Any], rank: int = 0) -> torch.Tensor:
-    """The result's shape and dtype, without its values."""
-    return torch.empty(problem.result, dtype=getattr(torch, problem.out_dtype), device="meta")

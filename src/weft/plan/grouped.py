@@ -237,8 +237,7 @@ def problem_of(kind: Any, world: Any, x: Any, b: Any, routing: Routing, out: Any
             f"tokens with top_k={top_k} were routed; it takes {rows} rows, {kind.rows_are}"
         )
     if out is not None:
-        first, end = problem.result_rows(world.rank)
-        check_out(op, out, (end - first, problem.n), x.dtype, world)
+        check_out(op, out, problem.result_of(world.rank), x.dtype, world)
     return problem
 
 

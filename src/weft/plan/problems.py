@@ -12,7 +12,9 @@ from weft.base import topology
 from weft.base.dtypes import DTYPES, FLOATS, parse_dtype
 from weft.base.errors import DtypeError, ShapeError
 from weft.base.parts import full_part, part_of
-from weft.compiler import layouts
+from weft.base.target import Target
+from weft.compiler import Tensor, layouts, schedules
+from weft.plan import launches
 
 
 def check_sizes(op: str, num_ranks: int, **sizes: int) -> None:
@@ -97,6 +99,62 @@ class Rows(Split):
     @property
     def is_empty(self) -> bool:
         return 0 in (self.m, self.n)
+
+
+class OfProduct(Split):
+    """What follows of a product's problem from its sizes; m rows in all, n and k of a rank."""
+
+    op: ClassVar[str]
+    sizes: ClassVar[tuple[str, ...]] = ("m", "n", "k")
+    transports: ClassVar[tuple[str, ...]]
+    templates: ClassVar[tuple[str, ...]] = schedules.TEMPLATES
+    # Does the kernel that multiplies send its tiles itself, or wait for others' rows?
+    sends_tiles: ClassVar[bool] = True
+    # What the template for Hopper and the library take, for messages.
+    of_sm90: ClassVar[tuple[str, str]] = "", "16-bit operands"
+    of_library: ClassVar[str] = ""
+    n: int
+    k: int
+    nodes: tuple[int, ...]
+    b_is_nk: bool
+
+    @property
+    def is_empty(self) -> bool:
+        return 0 in (self.m, self.n, self.k)
+
+    def result_of(self, rank: int) -> tuple[int, int]:
+        """Rows and columns of what a rank ends with."""
+        raise NotImplementedError
+
+    @property
+    def result_dtype(self) -> str:
+        """What results, and shares of them that travel, are rounded to."""
+        return self.dtype
+
+    def types(self) -> dict[str, Tensor]:
+        """Of the program's parameters, with m open."""
+        raise NotImplementedError
+
+    @property
+    def options(self) -> dict[str, str]:
+        """What the traced function takes beside its tensors."""
+        return {}
+
+    @property
+    def can_relay(self) -> bool:
+        """Is what reaches other nodes' ranks relayed?"""
+        return schedules.can_relay(self)
+
+    def can_use_tma(self, target: Target) -> bool:
+        return launches.can_use_tma(self, self.itemsize, target)
+
+    def can_use_sm90(self, target: Target) -> bool:
+        """Does the template for Hopper take this problem there?"""
+        # What is relayed stays within the node.
+        is_near = self.can_relay or not self.sends_tiles
+        nodes = () if is_near else self.nodes
+        is_asked = launches.is_for_hopper(self.itemsize, nodes, target, self.b_is_nk)
+        return is_asked and self.can_use_tma(target)
 
 
 def product_of(op: str, a: Any, b: Any, world: Any) -> tuple[int, int, int, bool]:

@@ -15,7 +15,7 @@ from weft.compiler import dtensors
 from weft.compiler.schedules import BLOCK_K, BLOCKS, E4M3
 from weft.ir.device import scales_of
 from weft.plan.launches import Start
-from weft.plan.problems import Split
+from weft.plan.problems import OfProduct
 from weft.tiles.hooks.scales import Apart, push_scales
 
 # Scales of fp8: one for each row of A and column of B, or one for 1 x 128 of A and 128 x 128 of B.
@@ -28,16 +28,12 @@ SCALED_ROWS_ARCH, SCALED_STEP = 90, 16
 PIECE_BYTES, MOST_PIECES, BLOCK = 32 << 10, 16, 1024
 
 
-class Scaled(Split):
+class Scaled(OfProduct):
     """What follows of a product's problem from its dtypes: those of fp8 operands have scales, of
     `scaling`, and results of another dtype."""
 
-    op: ClassVar[str]
     of_sm90: ClassVar[tuple[str, str]] = "", "16-bit operands, or fp8 with b as [n, k], to 16 bits,"
-    n: int
-    k: int
     out_dtype: str
-    b_is_nk: bool
     scaling: str
 
     def set_dtypes(self) -> None:
@@ -63,6 +59,10 @@ class Scaled(Split):
         return {"dtype": self.out_dtype, "scaling": self.scaling}
 
     @property
+    def result_dtype(self) -> str:
+        return self.out_dtype
+
+    @property
     def out_itemsize(self) -> int:
         return DTYPES[self.out_dtype].itemsize
 
@@ -76,6 +76,9 @@ class Scaled(Split):
         """What one rank's product must read and write at least."""
         operands = (self.m + self.n) * self.k * self.itemsize
         return operands + self.m * self.n * self.out_itemsize
+
+    def can_use_sm90(self, target: Target) -> bool:
+        return self.out_itemsize == 2 and super().can_use_sm90(target)
 
     def library_takes(self, target: Target) -> bool:
         """Does torch's product take these operands there?"""

@@ -27,7 +27,7 @@ from weft.ir.task import Program
 from weft.plan import described, exchanges, launches, nccl, scales
 from weft.plan.call_cache import check_apart, check_out, find_call, out_dtype_of
 from weft.plan.memory import like
-from weft.plan.problems import Rows, nodes_of, product_of
+from weft.plan.problems import OfProduct, Rows, nodes_of, product_of
 from weft.plan.runner import new_runner
 from weft.plan.scales import Scaled, in_fp32
 
@@ -43,7 +43,7 @@ AWKWARD_SHAPES = (
 
 
 @dataclass(frozen=True)
-class Product(Rows):
+class Product(OfProduct, Rows):
     """[m, k] @ [k, n] on every rank, of which a traced program says what ranks exchange.
 
     `b_is_nk`: B lies in memory as [n, k], as weights usually do.
@@ -52,16 +52,9 @@ class Product(Rows):
     k: int = 0
     b_is_nk: bool = False
 
-    transports: ClassVar[tuple[str, ...]]
-    templates: ClassVar[tuple[str, ...]] = schedules.TEMPLATES
     is_summed: ClassVar[bool] = True
-    # Does the kernel that multiplies send its tiles itself, or wait for others' rows?
-    sends_tiles: ClassVar[bool] = True
-    of_sm90: ClassVar[tuple[str, str]] = "", "16-bit operands"
-    of_library: ClassVar[str] = ""
-    # The traced function; the sizes that all ranks' calls have alike.
+    # The traced function.
     program: ClassVar[Callable[..., Any]]
-    sizes: ClassVar[tuple[str, ...]] = ("m", "n", "k")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -75,29 +68,9 @@ class Product(Rows):
         """Which of the product's rows, or their sums, a rank's result is."""
         raise NotImplementedError
 
-    @property
-    def result_dtype(self) -> str:
-        """What results, and shares of them that travel, are rounded to."""
-        return self.dtype
-
-    def types(self) -> dict[str, Tensor]:
-        """Of the program's parameters, with m open."""
-        raise NotImplementedError
-
-    @property
-    def is_empty(self) -> bool:
-        return 0 in (self.m, self.n, self.k)
-
-    def can_use_tma(self, target: Target) -> bool:
-        return launches.can_use_tma(self, self.itemsize, target)
-
-    def can_use_sm90(self, target: Target) -> bool:
-        """Does the template for Hopper take this problem there?"""
-        # What is relayed stays within the node.
-        is_near = schedules.can_relay(self) or not self.sends_tiles
-        nodes = () if is_near else self.nodes
-        is_asked = launches.is_for_hopper(self.itemsize, nodes, target, self.b_is_nk)
-        return is_asked and self.can_use_tma(target)
+    def result_of(self, rank: int) -> tuple[int, int]:
+        first, end = self.result_rows(rank)
+        return end - first, self.n
 
     def library_takes(self, target: Target) -> bool:
         """Does torch's product take these operands there?"""
@@ -106,15 +79,15 @@ class Product(Rows):
     def can_use_library(self, target: Target) -> bool:
         return target.backend == "cuda" and self.is_even
 
-    @property
-    def options(self) -> dict[str, str]:
-        """What the traced function takes beside its tensors."""
-        return {}
-
     def traced(self) -> Program:
         """The tensor program, with m open."""
-        of_all = tuple(self.types().items()), tuple(self.options.items())
-        return _traced(self.op, type(self).program, *of_all)
+        return traced(self, type(self).program)
+
+
+def traced(problem: OfProduct, function: Callable[..., Any]) -> Program:
+    """The program of one problem's sizes but for m, which is open."""
+    of_all = tuple(problem.types().items()), tuple(problem.options.items())
+    return _traced(problem.op, function, *of_all)
 
 
 @lru_cache(maxsize=256)
@@ -147,10 +120,6 @@ class Problem(Scaled, Product):
             )
 
     @property
-    def result_dtype(self) -> str:
-        return self.out_dtype
-
-    @property
     def options(self) -> dict[str, str]:
         return {"dtype": self.out_dtype if self.scaling else "", "scaling": self.scaling}
 
@@ -166,9 +135,6 @@ class Problem(Scaled, Product):
 
     def can_use_tma(self, target: Target) -> bool:
         return launches.can_use_tma(self, self.itemsize, target, self.out_itemsize)
-
-    def can_use_sm90(self, target: Target) -> bool:
-        return self.out_itemsize == 2 and super().can_use_sm90(target)
 
     def can_use_library(self, target: Target) -> bool:
         return self.library_takes(target) and super().can_use_library(target)
@@ -195,8 +161,8 @@ def problem_of(
         m, n, world.num_ranks, str(a.dtype), nodes_of(world), k, is_nk, out_dtype, scaling
     )
     if out is not None:
-        first, end = problem.result_rows(world.rank)
-        check_out(op, out, (end - first, n), getattr(torch, problem.out_dtype), world)
+        dtype = getattr(torch, problem.out_dtype)
+        check_out(op, out, problem.result_of(world.rank), dtype, world)
     return problem
 
 
@@ -220,18 +186,19 @@ _as_text = lru_cache(maxsize=1024)(str)
 class ProductCall:
     """What calls with one problem and one configuration share on one rank: found once, kept.
 
-    `runner` runs the plan of `stages`, where one kernel does all. `tensors` describe the call's,
-    for `world.operator_call`.
+    `runner` runs the plan that `planned` gives of a problem's class, a configuration and a target,
+    where one kernel does all. `tensors` describe the call's, for `world.operator_call`.
     """
 
     tensors = ""
 
     def __init__(
-        self, world: Any, problem: Any, config: Any, tensors: Mapping[str, Any], stages: Any,
-        out_shape: tuple[int, int], out_dtype: str,
+        self, world: Any, problem: Any, config: Any, tensors: Mapping[str, Any],
+        planned: Callable[[Any, Any, Target], Any],
     ) -> None:  # fmt: skip
         self.world, self.problem, self.config = world, problem, config
-        self._out = out_shape, getattr(torch, out_dtype)
+        out_dtype = problem.result_dtype
+        self._out = problem.result_of(world.rank), getattr(torch, out_dtype)
         self._operator_call = world.operator_call
         # What all ranks must call alike.
         sizes = ",".join([f"{name}={getattr(problem, name)}" for name in problem.sizes])
@@ -239,8 +206,10 @@ class ProductCall:
         if problem.is_summed and out_dtype != dtypes:  # what travels is rounded to it
             dtypes += f" to {out_dtype}"
         self.name = f"{problem.op} {sizes} {dtypes} {_as_text(config)}"
-        self.runner = stages and new_runner(world, stages, tensors, {"m": problem.m})
-        self._is_empty = problem.is_empty
+        self.runner, self._is_empty = None, problem.is_empty
+        if config.is_fused and not self._is_empty:
+            stages = planned(copied(problem, m=class_of(problem.m)), config, world.target)
+            self.runner = new_runner(world, stages, tensors, {"m": problem.m})
 
     @cached_property
     def _like(self) -> torch.Tensor:
@@ -312,7 +281,7 @@ class ProductCall:
 
 # A product has some seventy plans for all m; a model a few products.
 @lru_cache(maxsize=1024)
-def _planned(problem: Problem, config: Config, target: Target, recorded: Config | None) -> Any:
+def _planned(recorded: Config | None, problem: Problem, config: Config, target: Target) -> Any:
     """The stages of a problem of the class that m is of, with those of recorded calls where engines
     do the others."""
     program = problem.traced()
@@ -330,17 +299,11 @@ class Call(ProductCall):
         self, world: Any, problem: Any, config: Config, tensors: Mapping[str, Any],
         recorded: Config | None = None,
     ) -> None:  # fmt: skip
-        first, end = problem.result_rows(world.rank)
-        stages = None
-        if config.is_fused and not problem.is_empty:
-            of_class = copied(problem, m=class_of(problem.m))
-            stages = _planned(of_class, config, world.target, recorded)
-        out = (end - first, problem.n), problem.result_dtype
-        super().__init__(world, problem, config, tensors, stages, *out)
+        super().__init__(world, problem, config, tensors, partial(_planned, recorded))
         # Where peers read the library's product in place, if that is not much: memory that products
         # of all sizes share.
         self._products: Any = None
-        if stages is None and problem.m * problem.row_bytes <= MOST_SHARED_BYTES:
+        if self.runner is None and problem.m * problem.row_bytes <= MOST_SHARED_BYTES:
             request = {"product": ((problem.m, problem.n), self._out[1])}
             self._products = world.asked(f"{problem.op}.product", request, num_slots=1)
         # What sums the last call's product, by where it and the result lie on the heap.
@@ -395,8 +358,7 @@ def calling(function: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor
     """A card's `run`, of an operator that takes `out`."""
 
     def run(world: Any, problem: Problem, inputs: Mapping[str, Any], config: Any = None) -> Any:
-        first, end = problem.result_rows(world.rank)
-        given = scales.room_for(problem, (end - first, problem.n), inputs)
+        given = scales.room_for(problem, problem.result_of(world.rank), inputs)
         return function(**inputs, **given, world=world, config=config)
 
     run.__module__ = function.__module__
@@ -405,9 +367,8 @@ def calling(function: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor
 
 def fake(problem: Any, inputs: Mapping[str, Any], rank: int = 0) -> torch.Tensor:
     """A rank's result: its shape and dtype, without its values."""
-    first, end = problem.result_rows(rank)
     dtype = getattr(torch, problem.result_dtype)
-    return torch.empty((end - first, problem.n), dtype=dtype, device="meta")
+    return torch.empty(problem.result_of(rank), dtype=dtype, device="meta")
 
 
 def card(kind: type[Problem], run: Callable[..., Any]) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from ir_reader import read
 
 from weft.base.errors import UsageError
 from weft.base.fabric import Fabric
@@ -24,7 +25,7 @@ NODES = [(), (4, 4), (2, 2, 2, 2), (6, 2)]
 @pytest.mark.few(13)
 @pytest.mark.parametrize("path", sorted(GOLDEN.glob("*.plan")), ids=lambda path: path.stem)
 def test_one_of_each_class_ends_when_all_do(path):
-    plan = device.parse(path.read_text())
+    plan = read(device, path.read_text())
     for nodes in NODES:
         for m in (8 * 512, 8 * 509 + 3):
             all_of_them = predict(plan, {"m": m}, 8, H200X4, nodes)
@@ -35,7 +36,7 @@ def test_one_of_each_class_ends_when_all_do(path):
 
 
 def test_which_ranks_are_alike():
-    plan = device.parse((GOLDEN / "gemm_rs.plan").read_text())
+    plan = read(device, (GOLDEN / "gemm_rs.plan").read_text())
     found = [classes(PlanAt(plan, {"m": 4096}, 8, nodes), Fabric()) for nodes in NODES]
     assert found == [1, 4, 2, 8]
     assert classes(PlanAt(plan, {"m": 4095}, 8), Fabric()) == 8, "the last rank has a row less"
@@ -59,7 +60,7 @@ FABRICS = [
 def test_a_fabric_costs_what_it_costs_all(name, fabric, costs):
     """Of ranks that do alike one is played there too."""
     path = GOLDEN / f"{name}.plan"
-    plan, nodes, sizes = device.parse(path.read_text()), (2,) * 4, {"m": 8 * 512}
+    plan, nodes, sizes = read(device, path.read_text()), (2,) * 4, {"m": 8 * 512}
     all_of_them = predict(plan, sizes, 8, H200X4, nodes, fabric=fabric).end_us
     some = predict(plan, sizes, 8, H200X4, nodes, alike=True, fabric=fabric).end_us
     assert some == pytest.approx(all_of_them, rel=1e-9)
@@ -77,7 +78,7 @@ def test_a_fabric_that_cannot_be(fields):
 
 
 def test_thousands_cost_what_one_does():
-    plan = device.parse((GOLDEN / "mlp.plan").read_text())
+    plan = read(device, (GOLDEN / "mlp.plan").read_text())
     found = predict(plan, {"m": 1 << 22}, 4096, H200X4, (8,) * 512, alike=True)
     assert {span.rank for span in found.spans} == set(range(8)) and found.end_us > 0
 

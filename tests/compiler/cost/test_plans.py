@@ -10,6 +10,7 @@ from math import ceil
 from pathlib import Path
 
 import pytest
+from ir_reader import read
 
 from weft.base.errors import UsageError
 from weft.base.hardware import H200X4
@@ -42,7 +43,7 @@ GOLDEN = Path(__file__).parents[1] / "golden"
 
 
 def golden(name: str) -> device.Plan:
-    return device.parse((GOLDEN / f"{name}.plan").read_text())
+    return read(device, (GOLDEN / f"{name}.plan").read_text())
 
 
 @pytest.mark.parametrize("path", sorted(GOLDEN.glob("*.plan")), ids=lambda path: path.stem)
@@ -203,9 +204,10 @@ def test_calls_of_libraries_come_one_after_the_other():
 def test_what_is_missing_is_named():
     with pytest.raises(UsageError, match="size m is not given"):
         predict(golden("gemm_rs"), {}, 4, H200X4)
-    lone = device.parse(
+    lone = read(
+        device,
         "program(p, mesh=tp)\nx = buffer(bfloat16, (m, 8), role=symmetric)\n"
-        "ready = channel(x, m)\nwait(ready)\n"
+        "ready = channel(x, m)\nwait(ready)\n",
     )
     with pytest.raises(UsageError, match="never ends.*ready"):
         predict(lone, {"m": 8}, 2, H200X4)

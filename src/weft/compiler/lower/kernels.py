@@ -144,13 +144,44 @@ def _placed(statements: Iterable[core.Statement], launch: Launch) -> Iterator[co
         yield one if one.place.frames else replace(one, place=launch.place)
 
 
+# ---------------------------------------------------------------------------------------------
+# Rows that arrive while others are multiplied
+
+
 def _gather(plan: Plan, launch: Launch, product: Do) -> Iterator[core.Statement]:
-    """Rows arrive while others are multiplied; own ones may lie elsewhere, in place."""
+    """Of all ranks, each rank's rows by themselves; or, where they are what the product sums over,
+    one channel of them after the other."""
     channel = _gathered(plan, launch)
     assert channel is not None
-    rows = channel.buffer
+    rows, own = channel.buffer, channel.own or channel.buffer
+    if product.kind != "matmul_tn":
+        ready = core.Hook("ready", "rows_or_own", (rows, own, "split"))
+        return _arriving(plan, launch, product, channel, "tile", ready)
+    side = "left" if rows == product.operands[0] else "right"
     (right,) = (name for name in product.operands if name != rows)
-    own, is_summed = channel.own or rows, product.kind == "matmul_tn"
+    ready = core.Hook("ready", f"{side}_channel", (rows, own, right, "split"))
+    segments = core.Hook("segments", "channels", ("split",))
+    return _arriving(plan, launch, product, channel, "segment", ready, segments)
+
+
+def _sliced(plan: Plan, launch: Launch, product: Do) -> Iterator[core.Statement]:
+    """Own rows, of which each rank has some columns: the product sums over those of one rank after
+    the other as they arrive, its own first."""
+    rows = product.operands[0]
+    (channel,) = [one for one in plan.of(Channel) if one.buffer == rows]
+    ready = core.Hook("ready", "slice_or_own", (rows, channel.own, "split"))
+    segments = core.Hook("segments", "slices", ())
+    return _arriving(plan, launch, product, channel, "slice", ready, segments, cuts="slices")
+
+
+def _arriving(
+    plan: Plan, launch: Launch, product: Do, channel: Channel, flags: str, ready: core.Hook,
+    segments: core.Hook | None = None, cuts: str = "whole",
+) -> Iterator[core.Statement]:  # fmt: skip
+    """`flags` of the channel are waited for and `ready` reads its rows; own ones may lie elsewhere,
+    in place."""
+    rows, own = channel.buffer, channel.own or channel.buffer
+    (right,) = (name for name in product.operands if name != rows)
     for name in dict.fromkeys((own, rows, right, launch.writes[0])):
         # Where this kernel does not wait for its rows, another one before it has.
         is_announced = name == rows and not launch.awaits
@@ -167,26 +198,18 @@ def _gather(plan: Plan, launch: Launch, product: Do) -> Iterator[core.Statement]
         yield params.signals(plan, launch, channel, *arrays)
     if pushed:
         yield core.Param(f"{rows}_fed", "signals")
-    yield from params.around(plan, launch)
-    yield core.Mapping("split", "static", (rows,))
-    yield core.Template("gemm", launch.tile, formula(launch))
-    if launch.takes:
-        yield core.Credit("begin", "slot")
+    mapping = core.Mapping("split", "static", (rows,), cuts=cuts)
+    yield from params.begun(plan, launch, mapping, formula(launch))
     if pushed:
         given = (f"{own}_ptr", pushed[rows], f"{rows}_fed", "split")
         yield core.Hook("begin", "push_own", given)
         yield core.Notify("begin", channel.name, "each", "split", place=channel.place)
-    yield core.Hook("order", launch.order, () if is_summed else ("split",))
-    if is_summed:
-        yield core.Hook("segments", "channels", ("split",))
+    yield core.Hook("order", launch.order, () if segments else ("split",))
+    if segments:
+        yield segments
     if launch.awaits:
-        flags = "segment" if is_summed else "tile"
         yield core.Wait("ready", channel.name, flags, "split", unless="own", place=channel.place)
-    if is_summed:
-        side = "left" if rows == product.operands[0] else "right"
-        yield core.Hook("ready", f"{side}_channel", (rows, own, right, "split"))
-    else:
-        yield core.Hook("ready", "rows_or_own", (rows, own, "split"))
+    yield ready
     yield from _scaled(product)
     yield from _stored(launch, product)
     # Scales are read behind the operands.
@@ -195,30 +218,13 @@ def _gather(plan: Plan, launch: Launch, product: Do) -> Iterator[core.Statement]
         # Also words of chunks without rows: an engine must not write one after the call, and who
         # passes rows on reads them until their word.
         yield core.Wait(over, channel.name, "all", "split", by="last", place=channel.place)
-    if launch.gives:
-        yield core.Finish(over, "slot")
+    yield from params.ended(launch, over)
 
 
 def _is_beside(plan: Plan, channel: Channel) -> bool:
     """Does an engine or a relay bring what a channel announces, beside the kernel that waits?"""
     return any((isinstance(one, Copy) or is_relay(one)) and channel.name in announced(one)
                for one in plan.steps)  # fmt: skip
-
-
-def _given_scales(product: Do) -> Iterator[core.Statement]:
-    """What a product of fp8 operands is given beside them."""
-    if product.scaling:
-        for name in product.operands:
-            yield core.Param(scales_of(name), "pointer")
-        yield core.Param("apart", "number", "how scales lie")
-
-
-def _scaled(product: Do, *owned: str) -> Iterator[core.Statement]:
-    """A tile's scales; `owned`: the mapping, where tiles are cut within owners' parts."""
-    if product.scaling:
-        which = f"owned_{product.scaling}" if owned else product.scaling
-        given = (*map(scales_of, product.operands), "apart", *owned)
-        yield core.Hook("scales", f"scale_{which}", given)
 
 
 def _gathered(plan: Plan, launch: Launch) -> Channel | None:
@@ -232,262 +238,17 @@ def _gathered(plan: Plan, launch: Launch) -> Channel | None:
     return next(iter(awaited or [one for one in found if one.own]), None)
 
 
-def _scatter(plan: Plan, launch: Launch, product: Do) -> Iterator[core.Statement]:
-    """Other ranks' tiles first, which are sent; then own ones, to which theirs are added."""
-    (channel,) = params.announced(plan, launch)
-    left, right = product.operands
-    (partials,), (result,) = launch.pushes, launch.writes
-    for name in (left, right, result):
-        yield core.Param(name, "operand")
-    yield core.Param(partials, "pointer")
-    yield from _given_scales(product)
-    yield params.signals(plan, launch, channel)
-    yield from params.around(plan, launch)
-    yield from _summed(launch, product, result, partials, channel)
-    yield _notify(channel, "owner")
-    if launch.gives:
-        # Not when operands have been read: partial sums of peers are read behind them.
-        yield core.Finish("end", "slot")
-
-
-def _relayed(plan: Plan, launch: Launch, product: Do) -> Iterator[core.Statement]:
-    """The same where a far rank's tiles go to a partner on this node, which sends it one sum."""
-    shares, for_others = params.announced(plan, launch)
-    left, right = product.operands
-    (partials, relayed), (result,) = launch.pushes, launch.writes
-    for name in (left, right, result):
-        yield core.Param(name, "operand")
-    for name in (partials, relayed):
-        yield core.Param(name, "pointer")
-    for channel in (shares, for_others):
-        yield params.signals(plan, launch, channel)
-    yield core.Param("groups", "number", "where a relay finds parts")
-    yield from _given_scales(product)
-    yield from params.around(plan, launch)
-    yield core.Mapping("parts", "static", (left,), cuts="part")
-    yield core.Template("gemm", launch.tile, formula(launch))
-    if launch.takes:
-        yield core.Credit("begin", "slot")
-    yield core.Hook("order", launch.order, ("parts",))
-    yield core.Hook("ready", "read_owned", (left, "parts"))
-    yield from _scaled(product, "parts")
-    yield core.Wait("combine", shares.name, "relayed", "parts", place=shares.place)
-    yield core.Hook("combine", "add_relayed", (partials, "parts"))
-    yield core.Hook("emit", "store_own", (result, "parts"))
-    yield core.Hook("emit", "push_near", (partials, "parts"))
-    yield core.Hook("emit", "push_partner", (relayed, "parts", "groups"))
-    yield _notify(shares, "owner")
-    yield _notify(for_others, "partner")
-    if launch.gives:
-        yield core.Finish("end", "slot")
-
-
-def _carry(plan: Plan, launch: Launch, product: Do) -> Iterator[core.Statement]:
-    """Other ranks' tiles first, which are kept until an engine fetches them, chunk by chunk; then
-    own ones, to which what engines have brought is added."""
-    (tokens,) = params.announced(plan, launch)
-    (arrived,) = [one for one in plan.of(Channel) if one.name in launch.awaits]
-    (left, right), (result, staged) = product.operands, launch.writes
-    count, flags = beside_tokens(tokens)
-    yield core.Param(left, "operand")
-    yield core.Param(staged, "operand", "tiles for the other ranks, which engines fetch")
-    for name in (right, result):
-        yield core.Param(name, "operand")
-    yield core.Param(arrived.buffer, "pointer")
-    yield from _given_scales(product)
-    yield params.signals(plan, launch, arrived)
-    yield core.Param(count, "signals")
-    yield core.Param(flags, "signals", core.KERNEL, core.ENGINE)
-    yield params.signals(plan, launch, tokens)
-    yield from params.around(plan, launch)
-    yield core.Mapping("parts", "static", (left,), cuts="part")
-    yield core.Template("gemm", launch.tile, formula(launch))
-    yield core.Hook("order", launch.order, ("parts",))
-    yield core.Hook("ready", "read_owned", (left, "parts"))
-    yield from _scaled(product, "parts")
-    yield core.Wait("combine", arrived.name, "chunk", "parts", place=arrived.place)
-    yield core.Hook("combine", "add_staged", (arrived.buffer, "parts"))
-    yield core.Hook("emit", "store_own", (result, "parts"))
-    yield core.Hook("emit", "stage", (staged, "parts"))
-    yield core.Hook("announce", "count", (count, "parts"))
-    if launch.takes:
-        # For the engine that writes to the chunk's owner behind this.
-        yield core.Credit("announce", "slot")
-    yield core.Notify("announce", flags, "here", "parts", order="relaxed", place=tokens.place)
-    yield core.Notify("announce", tokens.name, "engine", "parts", place=tokens.place)
-    if launch.gives:
-        yield core.Finish("end", "slot")
-
-
-def _in_pieces(plan: Plan, launch: Launch, product: Do) -> Iterator[core.Statement]:
-    """Other ranks' tiles of a chunk of columns, which stay here: an engine copies them when the
-    launch is over."""
-    (left, right), (staged,) = product.operands, launch.writes
-    for name in (left, right, staged):
-        yield core.Param(name, "operand")
-    yield from params.around(plan, launch)
-    yield core.Mapping("parts", "static", (left,), cuts="part")
-    yield core.Template("gemm", launch.tile, formula(launch))
-    yield core.Hook("order", launch.order, ("parts",))
-    yield core.Hook("ready", "read_owned", (left, "parts"))
-    yield core.Hook("emit", "stage_piece", (staged, "parts"))
-
-
-def _own_part(plan: Plan, launch: Launch, product: Do) -> Iterator[core.Statement]:
-    """Own tiles, to which is added what engines have brought."""
-    (arrived,) = [one for one in plan.of(Channel) if one.name in launch.awaits]
-    (left, right), (result,) = product.operands, launch.writes
-    for name in (left, right, result):
-        yield core.Param(name, "operand")
-    yield core.Param(arrived.buffer, "pointer")
-    yield params.signals(plan, launch, arrived)
-    yield from params.around(plan, launch)
-    yield core.Mapping("parts", "static", (left,), cuts="part")
-    yield core.Template("gemm", launch.tile, formula(launch))
-    yield core.Hook("order", launch.order, ("parts",))
-    yield core.Hook("ready", "read_owned", (left, "parts"))
-    yield core.Wait("combine", arrived.name, "chunk", "parts", place=arrived.place)
-    yield core.Hook("combine", "add_staged", (arrived.buffer, "parts"))
-    yield core.Hook("emit", "store_own", (result, "parts"))
-    if launch.gives:
-        yield core.Finish("end", "slot")
-
-
-def beside_tokens(tokens: Channel) -> tuple[str, str]:
-    """What words beside a channel's tokens are called: how many tiles of a chunk are stored, and
-    what the engine copies behind its rows."""
-    return f"{tokens.buffer}_count", f"{tokens.buffer}_flags"
-
-
-def _summed(
-    launch: Launch, product: Do, result: str, partials: str, channel: Channel
-) -> Iterator[core.Statement]:
-    """Tiles go to their owner, who adds them up."""
-    left = product.operands[0]
-    yield core.Mapping("parts", "static", (left,), cuts="part")
-    yield core.Template("gemm", launch.tile, formula(launch))
-    if launch.takes:
-        yield core.Credit("begin", "slot")
-    yield core.Hook("order", launch.order, ("parts",))
-    yield core.Hook("ready", "read_owned", (left, "parts"))
-    yield from _scaled(product, "parts")
-    yield core.Wait("combine", channel.name, "others", "parts", place=channel.place)
-    yield core.Hook("combine", "add_partials", (partials, "parts"))
-    yield core.Hook("emit", "store_own", (result, "parts"))
-    yield core.Hook("emit", "push", (partials, "parts"))
-
-
-def _sum_everywhere(plan: Plan, launch: Launch, product: Do) -> Iterator[core.Statement]:
-    """As `_scatter`; what an owner has summed it hands to all, and takes theirs at the end."""
-    by_buffer = {one.buffer: one for one in params.announced(plan, launch)}
-    (partials, gathered), (result,) = launch.pushes, launch.writes
-    by_owner, by_all = by_buffer[partials], by_buffer[gathered]
-    own = f"own_{result}"
-    yield from _given(launch, product, own)
-    yield from _given_scales(product)
-    for channel in (by_owner, by_all):
-        yield params.signals(plan, launch, channel)
-    yield from params.around(plan, launch)
-    *summed, push = _summed(launch, product, own, partials, by_owner)
-    yield from summed
-    yield core.Hook("emit", "spread", (gathered, "parts"))
-    yield push
-    yield _notify(by_all, "all")
-    yield _notify(by_owner, "owner")
-    yield core.Wait("collect", by_all.name, "tile", "parts", place=by_all.place)
-    yield core.Hook("collect", "unpack", (gathered, result, "parts"))
-    if launch.gives:
-        yield core.Finish("end", "slot")
-
-
-def _given(launch: Launch, product: Do, own: str) -> Iterator[core.Statement]:
-    """Of a kernel that stores own rows of its result, and at its end what others have sent: both
-    operands, own rows, all of the result, and where tiles go on other ranks."""
-    (result,) = launch.writes
-    for name in (*product.operands, own):
-        yield core.Param(name, "operand", f"own rows of {result}" if name == own else "")
-    for name in (result, *launch.pushes):
-        yield core.Param(name, "pointer")
-
-
-def _exchanged(plan: Plan, launch: Launch, product: Do) -> Iterator[core.Statement]:
-    """Tiles of own rows go to the rank that owns their columns, own ones last; then what the other
-    ranks have sent is stored among them, since the slot is the next call's."""
-    if product.scaling:
-        raise _unknown(launch, f"a product with scaling={product.scaling} before all_to_all")
-    (channel,) = params.announced(plan, launch)
-    left, _ = product.operands
-    (received,), (result,) = launch.pushes, launch.writes
-    own = f"own_{result}"
-    yield from _given(launch, product, own)
-    yield params.signals(plan, launch, channel)
-    yield from params.around(plan, launch)
-    yield core.Mapping("parts", "static", (left,), cuts="part")
-    yield core.Template("gemm", launch.tile, formula(launch))
-    if launch.takes:
-        yield core.Credit("begin", "slot")
-    yield core.Hook("order", launch.order, ("parts",))
-    yield core.Hook("ready", "read_for_owner", (left, "parts"))
-    yield core.Hook("emit", "store_own", (own, "parts"))
-    yield core.Hook("emit", "push", (received, "parts"))
-    yield _notify(channel, "owner")
-    yield core.Wait("collect", channel.name, "tile", "parts", place=channel.place)
-    yield core.Hook("collect", "unpack_from", (received, result, "parts"))
-    if launch.gives:
-        yield core.Finish("end", "slot")
-
-
-def _sliced(plan: Plan, launch: Launch, product: Do) -> Iterator[core.Statement]:
-    """Own rows, of which each rank has some columns: the product sums over those of one rank after
-    the other as they arrive, its own first, which are read in place."""
-    rows, right = product.operands
-    (channel,) = [one for one in plan.of(Channel) if one.buffer == rows]
-    for name in (channel.own, rows, right, launch.writes[0]):
-        # Where this kernel does not wait for its rows, another one before it has.
-        is_announced = name == rows and not launch.awaits
-        by = core_in_plan.awaited_by(plan, launch, channel) if is_announced else ""
-        yield core.Param(name, "operand", by)
-    yield from _addressed(launch, product)
-    if launch.awaits:
-        yield params.signals(plan, launch, channel)
-    yield from params.around(plan, launch)
-    yield core.Mapping("split", "static", (rows,), cuts="slices")
-    yield core.Template("gemm", launch.tile, formula(launch))
-    if launch.takes:
-        yield core.Credit("begin", "slot")
-    yield core.Hook("order", launch.order, ())
-    yield core.Hook("segments", "slices", ())
-    if launch.awaits:
-        yield core.Wait("ready", channel.name, "slice", "split", unless="own", place=channel.place)
-    yield core.Hook("ready", "slice_or_own", (rows, channel.own, "split"))
-    yield from _stored(launch, product)
-    if launch.awaits and _is_beside(plan, channel):
-        # Also words of chunks without rows: an engine must not write one after the call.
-        yield core.Wait("done", channel.name, "all", "split", by="last", place=channel.place)
-    if launch.gives:
-        yield core.Finish("done", "slot")
-
-
-def _notify(channel: Channel, to: str) -> core.Notify:
-    return core.Notify("announce", channel.name, to, "parts", place=channel.place)
-
-
 def _alone(plan: Plan, launch: Launch, product: Do) -> Iterator[core.Statement]:
     """A product that nobody waits for and that waits for nobody."""
     left, right = product.operands
-    for name in (left, right, launch.writes[0]):
-        yield core.Param(name, "operand")
+    yield from _operands(left, right, launch.writes[0])
     yield from _addressed(launch, product)
-    yield from params.around(plan, launch)
-    yield core.Mapping("split", "static", (left,))
-    yield core.Template("gemm", launch.tile, formula(launch))
-    if launch.takes:
-        yield core.Credit("begin", "slot")
+    mapping = core.Mapping("split", "static", (left,))
+    yield from params.begun(plan, launch, mapping, formula(launch))
     yield core.Hook("order", "grouped", ())
     yield core.Hook("ready", "rows_of", (left,))
     yield from _stored(launch, product)
-    if launch.gives:
-        yield core.Finish("done", "slot")
+    yield from params.ended(launch, "done")
 
 
 def _behind(launch: Launch, product: Do) -> tuple[Do, ...]:
@@ -514,3 +275,195 @@ def _stored(launch: Launch, product: Do) -> Iterator[core.Statement]:
         yield core.Hook("emit", "store_value", (result, f"{result}_ptr"))
     else:
         yield core.Hook("emit", "store", (result,))
+
+
+# ---------------------------------------------------------------------------------------------
+# Tiles that are cut within the ranks' parts
+
+
+def _by_parts(
+    plan: Plan, launch: Launch, product: Do, ready: str = "read_owned", *, is_credited: bool = True
+) -> Iterator[core.Statement]:
+    """What all of these have behind what they are given and before what becomes of a tile."""
+    left = product.operands[0]
+    mapping = core.Mapping("parts", "static", (left,), cuts="part")
+    yield from params.begun(plan, launch, mapping, formula(launch), is_credited=is_credited)
+    yield core.Hook("order", launch.order, ("parts",))
+    yield core.Hook("ready", ready, (left, "parts"))
+    yield from _scaled(product, "parts")
+
+
+def _scatter(plan: Plan, launch: Launch, product: Do) -> Iterator[core.Statement]:
+    """Other ranks' tiles first, which are sent; then own ones, to which theirs are added."""
+    (channel,) = params.announced(plan, launch)
+    (partials,), (result,) = launch.pushes, launch.writes
+    yield from _operands(*product.operands, result)
+    yield core.Param(partials, "pointer")
+    yield from _given_scales(product)
+    yield params.signals(plan, launch, channel)
+    yield from _by_parts(plan, launch, product)
+    yield from _summed(channel, "others", "add_partials", result)
+    yield core.Hook("emit", "push", (partials, "parts"))
+    yield _notify(channel, "owner")
+    # Not when operands have been read: partial sums of peers are read behind them.
+    yield from params.ended(launch, "end")
+
+
+def _relayed(plan: Plan, launch: Launch, product: Do) -> Iterator[core.Statement]:
+    """The same where a far rank's tiles go to a partner on this node, which sends it one sum."""
+    shares, for_others = params.announced(plan, launch)
+    (partials, relayed), (result,) = launch.pushes, launch.writes
+    yield from _operands(*product.operands, result)
+    for name in (partials, relayed):
+        yield core.Param(name, "pointer")
+    for channel in (shares, for_others):
+        yield params.signals(plan, launch, channel)
+    yield core.Param("groups", "number", "where a relay finds parts")
+    yield from _given_scales(product)
+    yield from _by_parts(plan, launch, product)
+    yield from _summed(shares, "relayed", "add_relayed", result)
+    yield core.Hook("emit", "push_near", (partials, "parts"))
+    yield core.Hook("emit", "push_partner", (relayed, "parts", "groups"))
+    yield _notify(shares, "owner")
+    yield _notify(for_others, "partner")
+    yield from params.ended(launch, "end")
+
+
+def _sum_everywhere(plan: Plan, launch: Launch, product: Do) -> Iterator[core.Statement]:
+    """As `_scatter`; what an owner has summed it hands to all, and takes theirs at the end."""
+    by_buffer = {one.buffer: one for one in params.announced(plan, launch)}
+    (partials, gathered), (result,) = launch.pushes, launch.writes
+    by_owner, by_all = by_buffer[partials], by_buffer[gathered]
+    own = f"own_{result}"
+    yield from _given(launch, product, own)
+    yield from _given_scales(product)
+    for channel in (by_owner, by_all):
+        yield params.signals(plan, launch, channel)
+    yield from _by_parts(plan, launch, product)
+    yield from _summed(by_owner, "others", "add_partials", own)
+    yield core.Hook("emit", "spread", (gathered, "parts"))
+    yield core.Hook("emit", "push", (partials, "parts"))
+    yield _notify(by_all, "all")
+    yield _notify(by_owner, "owner")
+    yield core.Wait("collect", by_all.name, "tile", "parts", place=by_all.place)
+    yield core.Hook("collect", "unpack", (gathered, result, "parts"))
+    yield from params.ended(launch, "end")
+
+
+def _exchanged(plan: Plan, launch: Launch, product: Do) -> Iterator[core.Statement]:
+    """Tiles of own rows go to the rank that owns their columns, own ones last; then what the other
+    ranks have sent is stored among them, since the slot is the next call's."""
+    if product.scaling:
+        raise _unknown(launch, f"a product with scaling={product.scaling} before all_to_all")
+    (channel,) = params.announced(plan, launch)
+    (received,), (result,) = launch.pushes, launch.writes
+    own = f"own_{result}"
+    yield from _given(launch, product, own)
+    yield params.signals(plan, launch, channel)
+    yield from _by_parts(plan, launch, product, "read_for_owner")
+    yield core.Hook("emit", "store_own", (own, "parts"))
+    yield core.Hook("emit", "push", (received, "parts"))
+    yield _notify(channel, "owner")
+    yield core.Wait("collect", channel.name, "tile", "parts", place=channel.place)
+    yield core.Hook("collect", "unpack_from", (received, result, "parts"))
+    yield from params.ended(launch, "end")
+
+
+def _carry(plan: Plan, launch: Launch, product: Do) -> Iterator[core.Statement]:
+    """Other ranks' tiles first, which are kept until an engine fetches them, chunk by chunk; then
+    own ones, to which what engines have brought is added."""
+    (tokens,) = params.announced(plan, launch)
+    (arrived,) = [one for one in plan.of(Channel) if one.name in launch.awaits]
+    (left, right), (result, staged) = product.operands, launch.writes
+    count, flags = beside_tokens(tokens)
+    yield core.Param(left, "operand")
+    yield core.Param(staged, "operand", "tiles for the other ranks, which engines fetch")
+    yield from _operands(right, result)
+    yield core.Param(arrived.buffer, "pointer")
+    yield from _given_scales(product)
+    yield params.signals(plan, launch, arrived)
+    yield core.Param(count, "signals")
+    yield core.Param(flags, "signals", core.KERNEL, core.ENGINE)
+    yield params.signals(plan, launch, tokens)
+    yield from _by_parts(plan, launch, product, is_credited=False)
+    yield from _summed(arrived, "chunk", "add_staged", result)
+    yield core.Hook("emit", "stage", (staged, "parts"))
+    yield core.Hook("announce", "count", (count, "parts"))
+    # For the engine that writes to the chunk's owner behind this.
+    yield from params.credited(launch, "announce")
+    yield core.Notify("announce", flags, "here", "parts", order="relaxed", place=tokens.place)
+    yield _notify(tokens, "engine")
+    yield from params.ended(launch, "end")
+
+
+def beside_tokens(tokens: Channel) -> tuple[str, str]:
+    """What words beside a channel's tokens are called: how many tiles of a chunk are stored, and
+    what the engine copies behind its rows."""
+    return f"{tokens.buffer}_count", f"{tokens.buffer}_flags"
+
+
+def _in_pieces(plan: Plan, launch: Launch, product: Do) -> Iterator[core.Statement]:
+    """Other ranks' tiles of a chunk of columns, which stay here: an engine copies them when the
+    launch is over."""
+    (staged,) = launch.writes
+    yield from _operands(*product.operands, staged)
+    yield from _by_parts(plan, launch, product)
+    yield core.Hook("emit", "stage_piece", (staged, "parts"))
+
+
+def _own_part(plan: Plan, launch: Launch, product: Do) -> Iterator[core.Statement]:
+    """Own tiles, to which is added what engines have brought."""
+    (arrived,) = [one for one in plan.of(Channel) if one.name in launch.awaits]
+    (result,) = launch.writes
+    yield from _operands(*product.operands, result)
+    yield core.Param(arrived.buffer, "pointer")
+    yield params.signals(plan, launch, arrived)
+    yield from _by_parts(plan, launch, product)
+    yield from _summed(arrived, "chunk", "add_staged", result)
+    yield from params.ended(launch, "end")
+
+
+# ---------------------------------------------------------------------------------------------
+# Statements of several forms
+
+
+def _operands(*names: str) -> Iterator[core.Param]:
+    for name in names:
+        yield core.Param(name, "operand")
+
+
+def _given(launch: Launch, product: Do, own: str) -> Iterator[core.Param]:
+    """Of a kernel that stores own rows of its result, and at its end what others have sent: both
+    operands, own rows, all of the result, and where tiles go on other ranks."""
+    (result,) = launch.writes
+    yield from _operands(*product.operands)
+    yield core.Param(own, "operand", f"own rows of {result}")
+    for name in (result, *launch.pushes):
+        yield core.Param(name, "pointer")
+
+
+def _given_scales(product: Do) -> Iterator[core.Statement]:
+    """What a product of fp8 operands is given beside them."""
+    if product.scaling:
+        for name in product.operands:
+            yield core.Param(scales_of(name), "pointer")
+        yield core.Param("apart", "number", "how scales lie")
+
+
+def _scaled(product: Do, *owned: str) -> Iterator[core.Statement]:
+    """A tile's scales; `owned`: the mapping, where tiles are cut within owners' parts."""
+    if product.scaling:
+        which = f"owned_{product.scaling}" if owned else product.scaling
+        given = (*map(scales_of, product.operands), "apart", *owned)
+        yield core.Hook("scales", f"scale_{which}", given)
+
+
+def _summed(channel: Channel, flags: str, add: str, result: str) -> Iterator[core.Fused]:
+    """What others have sent is added to own tiles, which are stored."""
+    yield core.Wait("combine", channel.name, flags, "parts", place=channel.place)
+    yield core.Hook("combine", add, (channel.buffer, "parts"))
+    yield core.Hook("emit", "store_own", (result, "parts"))
+
+
+def _notify(channel: Channel, to: str) -> core.Notify:
+    return core.Notify("announce", channel.name, to, "parts", place=channel.place)

@@ -54,7 +54,7 @@ from weft.base.errors import UnsupportedError
 from weft.compiler.lower import params
 from weft.compiler.lower.channels import travelling
 from weft.compiler.passes.swizzle import BY_NODE
-from weft.ir import core
+from weft.ir import core, core_in_plan
 from weft.ir.device import Channel, Do, Launch, Plan
 from weft.ir.kinds import OF_ONE_WIDTH
 from weft.ir.shapes import GATED, ROWS
@@ -96,11 +96,8 @@ def statements(plan: Plan, launch: Launch, formula: str) -> Iterator[core.Statem
     for channel in (by_owner, by_all):
         yield params.signals(plan, launch, channel)
     yield from _table(launch)
-    yield from params.around(plan, launch)
-    yield core.Mapping("parts", "static", (x,), cuts="part")
-    yield core.Template("rows", launch.tile, formula)
-    if launch.takes:
-        yield core.Credit("begin", "slot")
+    mapping = core.Mapping("parts", "static", (x,), cuts="part")
+    yield from params.begun(plan, launch, mapping, formula, "rows")
     yield core.Hook("order", launch.order, ("parts",))
     yield _ready(launch)
     yield core.Wait("combine", by_owner.name, "others", "parts", place=by_owner.place)
@@ -115,8 +112,7 @@ def statements(plan: Plan, launch: Launch, formula: str) -> Iterator[core.Statem
     yield core.Wait("collect", by_all.name, "tile", "parts", place=by_all.place)
     yield core.Hook("collect", "load_rows", (gathered, "parts"))
     yield from _results(launch, epsilons)
-    if launch.gives:
-        yield core.Finish("end", "slot")
+    yield from params.ended(launch, "end")
 
 
 def _scattered(
@@ -132,11 +128,8 @@ def _scattered(
     if relayed:
         yield core.Param("groups", "number", "where a relay finds parts")
     yield from _table(launch)
-    yield from params.around(plan, launch)
-    yield core.Mapping("parts", "static", (launch.body[0].operands[0],), cuts="part")
-    yield core.Template("rows", launch.tile, formula)
-    if launch.takes:
-        yield core.Credit("begin", "slot")
+    mapping = core.Mapping("parts", "static", (launch.body[0].operands[0],), cuts="part")
+    yield from params.begun(plan, launch, mapping, formula, "rows")
     yield core.Hook("order", launch.order, ("parts",))
     yield _ready(launch)
     senders = "relayed" if relayed else "others"
@@ -150,8 +143,7 @@ def _scattered(
     for channel in for_others:
         yield core.Notify("announce", channel.name, "partner", "parts", place=channel.place)
     yield core.Hook("result", "store_own_rows", (result, "parts"))
-    if launch.gives:
-        yield core.Finish("end", "slot")
+    yield from params.ended(launch, "end")
 
 
 def _by_packets(plan: Plan, launch: Launch, formula: str) -> Iterator[core.Statement]:
@@ -163,12 +155,9 @@ def _by_packets(plan: Plan, launch: Launch, formula: str) -> Iterator[core.State
     for name in launch.pushes:
         yield core.Param(name, "packets", core.KERNEL)
     yield from _table(launch)
-    slot, world = params.around(plan, launch)
-    yield from (slot, world)
-    yield core.Mapping("parts", "static", (x,), cuts="part" if gathered else "each")
-    yield core.Template("rows" if gathered else "every_row", launch.tile, formula)
-    if launch.takes:
-        yield core.Credit("begin", "slot")
+    mapping = core.Mapping("parts", "static", (x,), cuts="part" if gathered else "each")
+    template = "rows" if gathered else "every_row"
+    yield from params.begun(plan, launch, mapping, formula, template)
     yield core.Hook("order", "scatter" if gathered else "in_rows", ("parts",))
     yield _ready(launch)
     if not gathered:
@@ -181,7 +170,8 @@ def _by_packets(plan: Plan, launch: Launch, formula: str) -> Iterator[core.State
     yield from _results(launch, epsilons)
     if launch.gives:
         # Where no step waits for credits nobody need be told.
-        yield (core.Finish if slot.by else core.Advance)("end", "slot")
+        by, _ = core_in_plan.of_slot(plan, launch)
+        yield (core.Finish if by else core.Advance)("end", "slot")
 
 
 def _added_up(

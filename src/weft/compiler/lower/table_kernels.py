@@ -48,12 +48,9 @@ def statements(plan: Plan, launch: Launch, formula: str) -> Iterator[core.Statem
     if channel is not None:
         yield params.signals(plan, launch, channel)
     yield core.Param(routing, "tables", "moe_route")
-    yield from params.around(plan, launch)
     by = untaken("experts", (fed, rows, weights, result, gathered, routing))
-    yield core.Mapping(by, "tables", (routing,), cuts="experts")
-    yield core.Template("gemm", launch.tile, formula)
-    if launch.takes:
-        yield core.Credit("begin", "slot")
+    mapping = core.Mapping(by, "tables", (routing,), cuts="experts")
+    yield from params.begun(plan, launch, mapping, formula)
     if fed and channel is not None:
         yield core.Hook("begin", "feed", (fed, gathered, by))
         yield core.Notify("begin", channel.name, "each", by, place=channel.place)
@@ -72,5 +69,4 @@ def statements(plan: Plan, launch: Launch, formula: str) -> Iterator[core.Statem
         # Also words of ranks of whose tokens no tile has any: who passes them on reads the slot
         # until then.
         yield core.Wait("end", channel.name, "all", by, by="last", place=channel.place)
-    if launch.gives:
-        yield core.Finish("end", "slot")
+    yield from params.ended(launch, "end")

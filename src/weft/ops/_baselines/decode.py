@@ -11,7 +11,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from weft.plan.by_libraries import attend_once, merge
+from weft.compiler.attending import merge
+from weft.plan.by_libraries import attend_once
 from weft.tune.case import Case
 from weft.tune.variants import Variant
 
