@@ -100,6 +100,39 @@ def test_weak_signal_races(scope, order):
     assert (21, 10) in lines
 
 
+def produce_twice(rt, x, flag, late):
+    """Two signals, of which the second announces x; and a word that says that both are there."""
+    rt.extern("weft.notify:add.release.sys", [flag, np.int64(1)], I32, (), 9)
+    produce(rt, x, flag, False)
+    rt.extern("weft.notify:add.release.sys", [flag, np.int64(1)], I32, (), 11)
+    rt.extern("weft.notify:set.relaxed.sys", [late, np.int64(1)], I32, (), 12)
+
+
+def consume_late(rt, x, flag, late, at_least, first, out):
+    """Waits for so much, once both signals are there; `first`: has waited for as much before."""
+    rt.extern("weft.wait:relaxed.sys", [late, np.int64(1), np.int32(1)], I32, (), 18)
+    if first:
+        rt.extern("weft.wait:relaxed.sys", [flag, np.int64(first), np.int32(1)], I32, (), 19)
+    wait = [flag, np.int64(at_least), np.int32(1)]
+    rt.extern("weft.wait:acquire.sys", wait, I32, (), 20)
+    out.append(rt.load(x + LANES, None, None, F32, (16,), 21))
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize(
+    ("at_least", "first", "is_right"), [(2, 0, True), (1, 0, False), (0, 0, False), (1, 2, True)]
+)
+def test_a_wait_learns_no_more_than_it_waits_for(seed, at_least, first, is_right):
+    """Whatever the word holds by then; but nobody sees an older value than the one seen before."""
+    bench, out = Bench(seed=seed), []
+    x, flag = bench.x[1], bench.flags[1]
+    report = bench.run(
+        lambda: bench.kernel(0, produce_twice, x, flag, flag + 8),
+        lambda: bench.kernel(1, consume_late, x, flag, flag + 8, at_least, first, out),
+    )
+    assert bool(report.races) is not is_right, report
+
+
 def test_missing_wait_is_found_on_every_schedule():
     found = 0
     for seed in range(6):

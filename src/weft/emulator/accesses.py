@@ -201,6 +201,13 @@ class Accessor:
         """The number of what is done now at `loc`; `scope` is given for atomic accesses."""
         return self.agents.segment(self.agent, self.clk, self.place_of(loc), scope)
 
+    def knows(self, agent: int, clock: int) -> bool:
+        """Is that past of `agent` ordered before what this one does now?"""
+        if agent == self.agent or self.clock.agents.get(agent, -1) >= clock:
+            return True
+        agents = self.agents
+        return self.clock.streams.get(agents.stream[agent], -1) >= agents.position[agent]
+
     def learn(self, clocks: Iterable[Clock]) -> None:
         for clock in clocks:
             self.clock.join(clock)
@@ -309,6 +316,10 @@ class Accessor:
             self.learn(word.acquire(self.device_number, scope))
         else:
             self.saw(word, scope)
+        if modifies:
+            word.values.stored(self, old, new, word.published)
+        else:
+            word.values.looked(self, old)
         if replaces:
             word.published.clear()
         releases = writes and order.releases

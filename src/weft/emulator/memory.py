@@ -22,6 +22,7 @@ from weft.base.elements import Axes, Element
 from weft.base.vocabulary import Order, Scope
 from weft.emulator.clocks import Clock, covers
 from weft.emulator.shadow import Shadow
+from weft.emulator.word_values import WordValues
 
 # A signal word of copy engines, streams and packets.
 WORD = np.dtype(np.int64)
@@ -78,6 +79,7 @@ class SyncWord:
 
     published: dict[tuple[int, Scope], Clock] = field(default_factory=dict)
     packet: Clock | None = None  # which packets the sender of the one in this word had read
+    values: WordValues = field(default_factory=WordValues)
 
     def release(self, rank: int, scope: Scope, clock: Clock) -> None:
         earlier = self.published.get((rank, scope))

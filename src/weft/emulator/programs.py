@@ -32,7 +32,7 @@ from weft.base.vocabulary import Scope, SignalOp
 from weft.emulator.accesses import Awaited, Killed
 from weft.emulator.device import Device
 from weft.emulator.isolation import process_stdout
-from weft.emulator.memory import ORDERS, SCOPES, behind, wrap_add
+from weft.emulator.memory import ORDERS, SCOPES, SyncWord, behind, wrap_add
 from weft.emulator.nvshmem import FUNCTIONS as NVSHMEM
 from weft.emulator.shared_memory import Past, View
 from weft.emulator.tensor_access import TensorAccess
@@ -239,11 +239,15 @@ class Program(TensorAccess):
                 self, allocation, cell, int(at_least), int(view[index]), self.locations[loc],
                 scope if order.acquires else None,
             )  # fmt: skip
-        word = allocation.sync_word(cell)
+        word, newest = allocation.sync_word(cell), view[index]
         if self.sight is not None:
             _, word = self.sight.seen(
-                self, allocation, cell, view[index], word, lambda v: not behind(v, at_least, kind)
+                self, allocation, cell, newest, word, lambda v: not behind(v, at_least, kind)
             )
+        else:
+            word = SyncWord(word.values.told(
+                self, newest, word.published, lambda v: not behind(v, at_least, kind)
+            ))  # fmt: skip
         if order.acquires:
             self.learn(word.acquire(self.rank, scope))
 

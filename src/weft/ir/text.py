@@ -10,6 +10,7 @@ left out. A string that is an identifier is written bare. Nothing is lost: tests
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import keyword
 import unicodedata
 from collections.abc import Collection, Iterable
@@ -39,6 +40,12 @@ class Header:
 def show(statements: Iterable[Any], *, places: bool = True) -> str:
     """The statements as text; without places for a shorter page."""
     return "".join(f"{_statement(one, places)}\n" for one in statements)
+
+
+def digest(statements: Iterable[Any]) -> str:
+    """Eight digits that differ where statements do, wherever these were written."""
+    shown = show(statements, places=False)
+    return hashlib.blake2b(shown.encode(), digest_size=4).hexdigest()
 
 
 def word(kind: type) -> str:

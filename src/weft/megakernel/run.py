@@ -21,6 +21,7 @@ from weft.base.errors import UsageError
 from weft.base.target import Target
 from weft.base.whole_numbers import whole_number
 from weft.compiler import layouts
+from weft.ir import text
 from weft.ir.kinds import GATED_PRODUCTS, WEIGHTED
 from weft.ir.task import Program
 from weft.megakernel import codegen
@@ -172,7 +173,8 @@ class Runner:
         self._listed: CommandList | None = None
         self._can_list = world.backend.by_address is not None
         shown = [f"{name}={size}" for name, size in sorted(sizes.items())]
-        self._name = f"program {program.name} as one kernel with {', '.join(shown)}"
+        tasks = text.digest(program.tasks)
+        self._name = f"program {program.name} (tasks {tasks}) as one kernel with {', '.join(shown)}"
 
     def run(self, tensors: Mapping[str, torch.Tensor]) -> tuple[torch.Tensor, ...]:
         """Queue the call; its results."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from weft.compiler import layouts
-from weft.ir import device
+from weft.ir import device, text
 from weft.ir.device import (
     NUM_RANKS,
     After,
@@ -56,6 +56,7 @@ class PlanFacts:
         # The open sizes that columns follow from.
         columns = {_name_of(one.sizes[-1]) for one in plan.of(Buffer) if len(one.sizes) > 1}
         self.sizes_of_columns = tuple(sorted(columns - {"", NUM_RANKS}))
+        self.digest = text.digest(plan.bare.statements)
         self.is_credited = any(getattr(step, "takes", False) for step in plan.steps)
 
     @classmethod

@@ -161,7 +161,7 @@ class PlanRunner:
         self.sized = sized = SizedPlan(world, plan, sizes)
         # What all ranks must call alike.
         named = ", ".join([f"{name}={size}" for name, size in sorted(sized.sizes.items())])
-        self._name = f"program {plan.name} with {named}"
+        self._name = f"program {plan.name} (plan {PlanFacts.of(plan).digest}) with {named}"
         self._launches = self._find_launches(self._laid_out(tensors), like)
         self.memory = Memory(sized, self._launches)
         self.starts = Starts(sized, self.memory, self._launches)

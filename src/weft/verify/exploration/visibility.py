@@ -102,17 +102,9 @@ class Visibility:
         """The first value that `by` may still see."""
         oldest = 0
         for k, value in enumerate(history.values):
-            if value.agent >= 0 and _knows(by, value.agent, value.clock):
+            if value.agent >= 0 and by.knows(value.agent, value.clock):
                 oldest = k
         for agent, clock, k in history.looks:
-            if k > oldest and _knows(by, agent, clock):
+            if k > oldest and by.knows(agent, clock):
                 oldest = k
         return oldest
-
-
-def _knows(by: Any, agent: int, clock: int) -> bool:
-    """Is that past of `agent` ordered before what `by` does now?"""
-    if agent == by.agent or by.clock.agents.get(agent, -1) >= clock:
-        return True
-    agents = by.agents
-    return by.clock.streams.get(agents.stream[agent], -1) >= agents.position[agent]
