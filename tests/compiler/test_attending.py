@@ -89,6 +89,21 @@ def test_a_program_equals_its_meaning(ranks, make, num_ranks, m, lowering, causa
     ranks(main, num_ranks)
 
 
+def test_no_rows_have_gradients_too(ranks):
+    """Of zeros, as torch's: else ranks would differ in which tensors have one."""
+
+    def main():
+        world = weft.init()
+        made = by_tokens(True)
+        inputs = [task.type for task in made.stages.tasks["place"].tasks if task.kind == "input"]
+        given = [torch.zeros(0, one.sizes[1]).requires_grad_() for one in inputs]
+        made(*given, world=world, m=0).sum().backward()
+        assert all(one.grad is not None and one.grad.shape == one.shape for one in given)
+        world.close()
+
+    ranks(main, 2)
+
+
 def random_block(seed: int, num_ranks: int) -> Compiled:
     """A transformer's block over split tokens: attention, then products whose rows are gathered."""
     chooser = random.Random(seed)

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+import torch.distributed.tensor as distributed
 
 import weft
 from weft.base.errors import DtypeError, PlacementError, ShapeError, UsageError
@@ -106,6 +107,10 @@ REFUSED = [
      "gelu has approximate='erf'; it is one of none, tanh"),
     (lambda x, w: x * 2, UsageError, "mul is given 2; it takes values of the program"),
     (lambda x, w: 2 @ x, UsageError, "matmul is given 2"),
+    (lambda x, w: x - w, UsageError, "- of x: a value of a program has @, *, + and the functions"),
+    (lambda x, w: -x, UsageError, "- of x: a value of a program has @"),
+    (lambda x, w: x / 2, UsageError, "/ of x: a value of a program has @"),
+    (lambda x, w: x * len(x), UsageError, "len of x: a value of a program has @"),
     (lambda x, w: x if x else w, UsageError, "x is asked whether it is true"),
     (lambda x, w: list(x), UsageError, "x has no parts"),
     (lambda x, w: x.t() @ w, UsageError, "x.t: a value of a program has @, *, +"),
@@ -240,8 +245,34 @@ def test_parameters_and_declarations_agree():
         program(mesh="tp", x=Tensor("table", ("m", 2, 8), Replicate()))(lambda x: x)
     with pytest.raises(UsageError, match="x is declared as 3, not a Tensor"):
         program(mesh="tp", x=3)(lambda x: x)  # type: ignore[arg-type]
-    with pytest.raises(UsageError, match="it returns values of itself"):
+    with pytest.raises(UsageError, match="it returns a value of itself, or a tuple of these"):
         program(mesh="tp", x=X)(lambda x: None)
+    with pytest.raises(UsageError, match="returns a list; it returns a value of itself, or a tupl"):
+        program(mesh="tp", x=X)(lambda x: [x, x])
+
+
+@pytest.mark.parametrize(
+    ("sizes", "placement", "told"),
+    [
+        (("m", 8), Shard(5), r"x is declared @ Shard\(5\), but has 2 dimensions"),
+        (("m", 8), Shard(-3), r"x is declared @ Shard\(-3\), but has 2 dimensions"),
+        (("m", 8), "Shard(0)", r"x is declared @ 'Shard\(0\)'; import Shard, Replicate"),
+        (("m", 8.5), Shard(0), "x is declared with a size 8.5; sizes are whole numbers from 0 on"),
+        (("m", -8), Shard(0), "x is declared with a size -8; sizes are whole numbers from 0 on"),
+    ],
+)
+def test_a_declaration_that_is_none_of_a_tensor(sizes, placement, told):
+    with pytest.raises(UsageError, match=told):
+        program(mesh="tp", x=Tensor("float32", sizes, placement))(lambda x: x)
+
+
+def test_placements_as_torch_has_them():
+    """Its classes, and dimensions from the last one on."""
+    theirs = [distributed.Shard(0), distributed.Replicate(), distributed.Partial(), Shard(-2)]
+    ours = [Shard(0), Replicate(), Partial(), Shard(0)]
+    for given, placement in zip(theirs, ours, strict=True):
+        made = program(mesh="tp", x=Tensor("float32", ("m", 8), given))(lambda x: x)
+        assert made.stages.program.task("x").type.placement == placement
 
 
 def test_a_value_of_another_program_is_refused():
@@ -317,6 +348,11 @@ def test_a_call_by_keywords(ranks):
         ):
             with pytest.raises(UsageError, match=told):
                 call()
+        with pytest.raises(UsageError, match="project: w is of type NoneType; pass a torch tensor"):
+            project(x, None, **given)
+        for m in (-1, "6"):
+            with pytest.raises(ShapeError, match="project: m=.*; a size is a whole number from 0"):
+                project(x, w, m=m, **given)
         world.close()
 
     ranks(main, 2)

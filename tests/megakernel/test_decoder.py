@@ -7,12 +7,14 @@ from dataclasses import replace
 import decoder
 import pytest
 import torch
+from ir_reader import read
 from test_run import of_rank
 
 import weft
 from weft.base.dtypes import tolerance
 from weft.compiler import libraries, program
-from weft.ir.task import parse, show
+from weft.ir import task
+from weft.ir.task import show
 from weft.megakernel import Persistent
 from weft.megakernel.extents import chosen
 from weft.megakernel.folding import fold
@@ -146,7 +148,7 @@ def test_split_attention_means_what_attention_means():
     tiled = decoder.compiled().tiled
     whole = decoder.inputs(decoder.compiled(), 3, 1)
     split = split_keys(tiled, {"b": 3}, 2, 8, splits=3)
-    assert parse(show(split)) == split
+    assert read(task, show(split)) == split
     for made, wanted in zip(*(libraries.reference(one, whole) for one in (split, tiled))):
         torch.testing.assert_close(made, wanted)
 
@@ -162,7 +164,7 @@ def test_gates_and_sums_are_folded_into_what_makes_them(ranks, num_ranks, b):
     kinds = [one.kind for one in folded.tasks]
     assert kinds.count("matmul_silu_mul") == 2 and kinds.count("all_reduce_add") == 4
     assert not {"silu_mul", "all_reduce", "add"} & {*kinds}
-    assert parse(show(folded)) == folded
+    assert read(task, show(folded)) == folded
     ranks(lambda: main(made, Persistent(num_workers=4), num_ranks, b), num_ranks)
 
 

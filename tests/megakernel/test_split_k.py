@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from ir_reader import read
 from test_dropped_waits import in_memory, of_many_workers, waits_of
 from test_run import cache, of_rank
 from test_scoreboard_mutants import bumps_mutated
@@ -26,7 +27,8 @@ from weft.compiler import (
     rope_by_table,
 )
 from weft.compiler.libraries import reference
-from weft.ir.task import parse, show
+from weft.ir import task as task_ir
+from weft.ir.task import show
 from weft.megakernel import Persistent
 from weft.megakernel.bodies import bodies
 from weft.megakernel.check import check
@@ -310,7 +312,7 @@ def test_few_tiles_are_split_for_as_many_workers_as_there_are(workers: int):
             assert splits > 1 and 0.8 * workers <= tasks
         else:
             assert splits == 1
-    assert parse(show(cut)) == cut
+    assert read(task_ir, show(cut)) == cut
     settled = [one.name for one in made.tasks if one.kind == "matmul"]
     kept = chosen(made, {"b": 1}, 4, workers, settled=settled, split_k=0)
     assert {one.split_k for one in kept.tasks} == {1}

@@ -157,6 +157,8 @@ def test_sizes_that_are_missing_or_unknown():
         weft.prepare("ag_gemm", {"m": 4}, num_ranks=2)
     with pytest.raises(UsageError, match="ag_gemm has no rows; its sizes are m, n, k"):
         weft.prepare("ag_gemm", {"m": 4, "n": 8, "k": 8, "rows": 3}, num_ranks=2)
+    with pytest.raises(UsageError, match="m='1..3'; pass a whole number, or several: range"):
+        weft.prepare("ag_gemm", {"m": "1..3", "n": 8, "k": 8}, num_ranks=2)
     with pytest.raises(UsageError, match="for how many ranks"):
         weft.prepare("ag_gemm", {"m": 4, "n": 8, "k": 8})
     with pytest.raises(UsageError, match="'gemm' is no operator and no weft.program"):

@@ -17,9 +17,11 @@ def attention(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, head: int, causal: bool, first: int = 0
 ) -> torch.Tensor:
     """A head after the other: memory holds the scores of one."""
+    if not q.numel():
+        return q + 0 * (k.sum() + v.sum())  # so that all three have a gradient
     is_seen = seen(q, k, causal, first)
-    heads = q.shape[1] // head if q.numel() else 0
-    group = heads // (k.shape[1] // head) if heads else 1
+    heads = q.shape[1] // head
+    group = heads // (k.shape[1] // head)
     out = torch.empty_like(q)
     for one in range(heads):
         queries = q[:, None, one * head : (one + 1) * head]

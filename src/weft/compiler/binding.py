@@ -30,6 +30,10 @@ def bind(
         message = f"has no parameter or size {', '.join(sorted(unknown))}; its parameters are "
         message += f"{', '.join(tensors)}, its sizes {', '.join(sorted(named)) or 'none'}"
         raise UsageError(f"{program.name} {message}", place=program.place)
+    for name, size in sizes.items():
+        if not hasattr(size, "__index__") or size < 0:
+            message = f"{program.name}: {name}={size!r}; a size is a whole number from 0 on"
+            raise ShapeError(message, place=program.place)
     found = dict(sizes)
     for is_shard in (False, True):
         for task in inputs:

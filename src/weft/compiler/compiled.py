@@ -9,6 +9,8 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol
 from weakref import WeakKeyDictionary
 
+import torch
+
 from weft.base.errors import UsageError
 from weft.base.providers import provider
 from weft.compiler import dtensors, leading, pipeline
@@ -119,6 +121,8 @@ class Compiled:
         Where a tensor requires a gradient, results have one: see `weft.plan.gradients`.
         """
         tensors, sizes = self._in_order(tensors, named) if named else (tensors, named)
+        if not all(isinstance(one, torch.Tensor) for one in tensors):
+            self._refuse(tensors)
         if any(map(dtensors.is_dtensor, tensors)):
             tensors, sizes = self._local_parts(tensors, sizes, world)
         dims: leading.Leading = {}
@@ -141,6 +145,14 @@ class Compiled:
         if dims:
             results = leading.restored(self.stages.program, results, dims)
         return results if len(results) != 1 else results[0]
+
+    def _refuse(self, tensors: tuple) -> None:
+        """Raises  UsageError: what is given as a tensor is none"""
+        program = self.stages.program
+        for name, one in zip(self._inputs, tensors):
+            if not isinstance(one, torch.Tensor):
+                message = f"{program.name}: {name} is of type {type(one).__name__}"
+                raise UsageError(f"{message}; pass a torch tensor", place=program.place)
 
     def _local_parts(
         self, tensors: tuple, sizes: dict[str, int], world: Any

@@ -19,6 +19,7 @@ import functools
 import inspect
 import sys
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from itertools import accumulate, pairwise
 from typing import Any
 
@@ -26,9 +27,10 @@ from weft.base.errors import UsageError
 from weft.base.place import Frame, Place
 from weft.compiler.compiled import MOVED, Compiled, Persistent
 from weft.compiler.facts import Settings
+from weft.ir import text
 from weft.ir.shapes import ACTIVATIONS, GATED
 from weft.ir.task import Program, Task
-from weft.ir.tensor import TABLE, Replicate, Type
+from weft.ir.tensor import TABLE, Halves, Partial, Pieces, Placement, Replicate, Shard, Times, Type
 
 # What the result of an operation is called; a second one gets a number.
 RESULTS = {
@@ -131,6 +133,24 @@ class Value:
             "weft.compiler alone",
             place=_user_place(),
         )
+
+
+def _refused(sign: str) -> Callable[..., Any]:
+    def refuse(one: Value, *_: Any) -> Any:
+        raise UsageError(
+            f"{sign} of {one.name}: a value of a program has @, *, + and the functions of "
+            "weft.compiler alone",
+            place=_user_place(),
+        )
+
+    return refuse
+
+
+for _name, _sign in {
+    "sub": "-", "rsub": "-", "neg": "-", "truediv": "/", "rtruediv": "/", "pow": "**", "len": "len",
+    "lt": "<", "gt": ">", "le": "<=", "ge": ">=", "float": "float", "int": "int",
+}.items():  # fmt: skip
+    setattr(Value, f"__{_name}__", _refused(_sign))
 
 
 def split(x: Value, sizes: Sequence[int]) -> tuple[Value, ...]:
@@ -407,15 +427,47 @@ def trace(
         kind = parameters[one]
         if not isinstance(kind, Type):
             raise UsageError(f"{name}: {one} is declared as {kind!r}, not a Tensor", place=here)
-        if kind.placement is None:
-            kind = Type(kind.dtype, kind.sizes, Replicate())
+        try:
+            kind = _declared(kind)
+        except ValueError as error:
+            raise UsageError(f"{name}: {one} is declared {error}", place=here) from None
         inputs[one] = traced.add("input", name=one, type=kind, place=here)
     returned = function(**inputs, **constants)
     results = returned if isinstance(returned, tuple) else (returned,)
     if not results or not all(isinstance(one, Value) for one in results):
-        raise UsageError(f"{name} returns {returned!r}; it returns values of itself", place=here)
+        kind = (
+            f"a {type(returned).__name__}" if isinstance(returned, list | dict) else "what is not"
+        )
+        message = f"{name} returns {kind}; it returns a value of itself, or a tuple of these"
+        raise UsageError(message, place=here)
     names = tuple(one.name for one in results)
     return Program(name, mesh, tuple(_needed(traced.tasks, names)), names, place=here)
+
+
+def _declared(kind: Type) -> Type:
+    """As declared, with torch's placements as weft's, and dimensions counted from the first.
+
+    Raises  ValueError: sizes that are none, or a placement that is none of such a tensor
+    """
+    for size in kind.sizes:
+        is_number = isinstance(size, int) and not isinstance(size, bool) and size >= 0
+        if not (is_number or isinstance(size, Times) or (isinstance(size, str) and size)):
+            raise ValueError(f"with a size {size!r}; sizes are whole numbers from 0 on, or names")
+    where, count = kind.placement, len(kind.sizes)
+    if where is None:
+        where = Replicate()
+    if not isinstance(where, Placement):
+        like = next((one for one in (Shard, Replicate, Partial)
+                     if type(where).__module__.startswith("torch.") and where.__class__.__name__
+                     in (one.__name__, f"_{one.__name__}")), None)  # fmt: skip
+        if like is None:
+            raise ValueError(f"@ {where!r}; import Shard, Replicate, .. from weft.compiler")
+        where = Shard(where.dim) if like is Shard else like()
+    if isinstance(where, Shard | Halves | Pieces):
+        if not -count <= where.dim < count:
+            raise ValueError(f"@ {text.value(where)}, but has {count} dimensions")
+        where = replace(where, dim=where.dim % count)
+    return Type(kind.dtype, kind.sizes, where)
 
 
 def _needed(tasks: list[Task], results: Iterable[str]) -> list[Task]:

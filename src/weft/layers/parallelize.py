@@ -55,7 +55,7 @@ def parallelize(
     activations = Activations(world)
     for name, style in chosen.items():
         made = model.get_submodule(name)
-        for one in style if isinstance(style, Sequence) else (style,):
+        for one in (style,) if isinstance(style, str) or not isinstance(style, Sequence) else style:
             made = _function(one)(made, world, activations)
         parent, _, child = name.rpartition(".")
         setattr(model.get_submodule(parent), child, made)

@@ -243,6 +243,11 @@ def problems_of(
         if names:
             told = f"{op.name} {word} {', '.join(sorted(names))}"
             raise UsageError(f"{told}; its sizes are {', '.join(known) or 'none'}")
+    for name, one in sizes.items():
+        if isinstance(one, str) or not (hasattr(one, "__index__") or hasattr(one, "__iter__")):
+            raise UsageError(
+                f"{op.name}: {name}={one!r}; pass a whole number, or several: range(1, 4097)"
+            )
     several = [
         [one] if isinstance(one, int)
         else buckets_of(one, num_ranks) if is_program or name == "m" else list(one)
