@@ -98,6 +98,23 @@ def test_a_rank_that_waits_for_the_others_on_the_host_learns_of_calls_that_diffe
     assert early == late and "rank 0 calls ag_gemm, but rank 1 calls gemm_rs" in late
 
 
+def test_a_call_that_a_rank_leaves_out_is_named_where_that_one_closes():
+    """The others allocate for it, or whatever else they meet for."""
+
+    def main(world):
+        for name in ("ag_gemm", "gemm_rs")[: 2 - world.rank]:
+            world.operator_call(name)
+        with pytest.raises(CallOrderError) as caught:
+            if world.rank == 0:
+                world.empty(4, torch.float32)
+            else:
+                world.close()
+        return str(caught.value)
+
+    for told in run_ranks(main, 2):
+        assert "operator call 1 on world 'test': rank 0 calls gemm_rs, which rank 1 has not" in told
+
+
 def test_a_call_that_the_log_has_no_room_for_is_cut_short():
     def main(world):
         if world.rank == 1:

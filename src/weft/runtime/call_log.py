@@ -80,6 +80,20 @@ class CallLog:
                 return self._disagreement_at(number, found)
         return None
 
+    def unmatched(self) -> str | None:
+        """The first call that some ranks have made and others have not: what to say where these
+        have come to something else."""
+        step = CALL_LOG_ENTRY_BYTES // 8
+        counts = {rank: max(numbers[::step]) for rank, (_, numbers) in self._all.items()}
+        fewest = min(counts.values(), default=0)
+        late = [rank for rank, count in counts.items() if count == fewest]
+        for rank, (_, text) in self._at(fewest).items():
+            return (
+                f"operator call {fewest} on world {self.world!r}: rank {rank} calls {text}, which "
+                f"rank {late[0]} has not called; every rank must make the same calls"
+            )
+        return None
+
     def close(self) -> None:
         """Let go of the logs' memory."""
         self._own, self._others, self._all = None, [], {}

@@ -537,10 +537,14 @@ class SymmetricMemory:
             raise CallOrderError(message) from error
         for rank, (theirs, _) in enumerate(everyone):
             if theirs != mine:
-                raise AllocationOrderError(
+                step = (
                     f"collective step {mine[0]} on world {self.name!r}: rank {self.rank} has "
-                    f"{_describe(mine)}, but rank {rank} has {_describe(theirs)}; every rank must "
-                    "allocate and free the same things in the same order"
+                    f"{_describe(mine)}, but rank {rank} has {_describe(theirs)}"
+                )
+                if "close" in (mine[1], theirs[1]) and (call := self._log.unmatched()):
+                    raise CallOrderError(f"{call}; {step}")
+                raise AllocationOrderError(
+                    f"{step}; every rank must allocate and free the same things in the same order"
                 )
         return [theirs for _, theirs in everyone]
 
