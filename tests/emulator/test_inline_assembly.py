@@ -113,8 +113,33 @@ def test_vectors_are_loaded_added_and_stored():
     assert run(main)[0] == [2 * n + 1.0 for n in range(8)]
 
 
+@triton.jit
+def computes_floats(x, y, out, TEXT: tl.constexpr):
+    i = tl.arange(0, 8)
+    a, b = tl.load(x + i), tl.load(y + i)
+    tl.store(out + i, tl.inline_asm_elementwise(TEXT, "=f,f,f", [a, b], tl.float32, True, 1))
+
+
+@pytest.mark.parametrize("text, expected", [
+    ("add.f32 $0, $1, $2;", lambda a, b: a + b),
+    ("sub.rn.ftz.f32 $0, $1, $2;", lambda a, b: a - b),
+    ("fma.rn.f32 $0, $1, $2, $1;", lambda a, b: (a.double() * b.double() + a.double()).float()),
+    ("max.f32 $0, $1, $2;", torch.maximum),
+    ("{ .reg .f32 n; ex2.approx.ftz.f32 n, $1; rcp.approx.f32 $0, n; }", lambda a, b: 2.0**-a),
+])  # fmt: skip
+def test_what_it_computes_of_numbers(text, expected):
+    x, y = torch.linspace(-3, 3, 8), torch.linspace(7, -2, 8)
+
+    def main():
+        out = torch.empty(8)
+        computes_floats[(1,)](x, y, out, text)
+        return out
+
+    torch.testing.assert_close(run(main)[0], expected(x, y), rtol=1e-6, atol=0)
+
+
 @pytest.mark.parametrize("text, why", [
-    ("ex2.approx.f32 $0, $1;", "only integers"),
+    ("ex2.approx.f64 $0, $1;", "integers and some of f32"),
     ("multimem.red.relaxed.sys.global.add.u32 [$1], 1;", "not among the instructions"),
     ("add.u32 $0, $1, %r1;", "no register that .reg declares"),
     ("bra nowhere;", "no such label"),

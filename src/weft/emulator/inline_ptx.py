@@ -183,13 +183,16 @@ class _Reader:
             return self._access(one, words, operands)
         if (vector := self._vector(one, words, operands)) is not None:
             return vector
+        modifiers = {word for word in words[1:] if not TYPE.match(word)}
+        reads = [self._read(one, operand) for operand in operands[1:]]
+        count, _ = vector_ptx.ON_NUMBERS.get(words[0], (0, None))
+        if words[-1] == "f32" and count == len(reads) and modifiers <= vector_ptx.ROUNDINGS:
+            return vector_ptx.on_numbers(words[0], reads, self._write(one, operands[0]))
         kinds = [_kind(word) for word in words[1:] if TYPE.match(word)]
         if not kinds or any(kind.letter == "f" for kind in kinds) and words[0] != "mov":
-            raise _refusal(one.text, "only integers are computed with")
-        modifiers = {word for word in words[1:] if not TYPE.match(word)}
+            raise _refusal(one.text, "integers and some of f32 are computed with")
         compute = _computation(one.text, words[0], modifiers, kinds, len(operands) - 1)
         write = self._write(one, operands[0])
-        reads = [self._read(one, operand) for operand in operands[1:]]
         return lambda lane: write(lane, compute(*(read(lane) for read in reads)))
 
     def _vector(self, one: _Statement, words: list[str], operands: list[str]) -> Step | None:

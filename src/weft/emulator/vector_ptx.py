@@ -18,6 +18,16 @@ PAIRS = {"bf16x2": np.dtype(ml_dtypes.bfloat16), "f16x2": np.dtype(np.float16)}
 ON_PAIRS = {
     "add": np.add, "sub": np.subtract, "mul": np.multiply, "min": np.minimum, "max": np.maximum,
 }  # fmt: skip
+# Of one f32, computed in fp64 and rounded once: approximations of hardware are not imitated.
+ON_NUMBERS: dict[str, tuple[int, Callable[..., Any]]] = {
+    **{name: (2, function) for name, function in ON_PAIRS.items()},
+    "min": (2, np.fmin), "max": (2, np.fmax), "div": (2, np.divide),
+    "fma": (3, lambda a, b, c: a * b + c), "neg": (1, np.negative), "abs": (1, np.abs),
+    "ex2": (1, np.exp2), "lg2": (1, np.log2), "rcp": (1, np.reciprocal), "sqrt": (1, np.sqrt),
+    "rsqrt": (1, lambda a: 1 / np.sqrt(a)), "tanh": (1, np.tanh), "sin": (1, np.sin),
+    "cos": (1, np.cos),
+}  # fmt: skip
+ROUNDINGS = {"rn", "approx", "ftz", "full"}
 
 Read = Callable[[Any], int]
 Write = Callable[[Any, int], None]
@@ -68,5 +78,18 @@ def on_pairs(name: str, dtype: np.dtype, reads: list[Read], write: Write) -> Cal
         bits = [np.array([read(lane) & 0xFFFFFFFF], np.uint32) for read in reads]
         a, b = (one.view(dtype).astype(np.float32) for one in bits)
         write(lane, int(change(a, b).astype(dtype).view(np.uint32)[0]))
+
+    return step
+
+
+def on_numbers(name: str, reads: list[Read], write: Write) -> Callable[[Any], None]:
+    """`fma.rn.f32 d, a, b, c`."""
+    _, function = ON_NUMBERS[name]
+
+    def step(lane: Any) -> None:
+        bits = [np.array([read(lane) & 0xFFFFFFFF], np.uint32) for read in reads]
+        with np.errstate(all="ignore"):
+            result = function(*(one.view(np.float32).astype(np.float64) for one in bits))
+            write(lane, int(result.astype(np.float32).view(np.uint32)[0]))
 
     return step

@@ -68,6 +68,7 @@ _NAMES = {
 }  # fmt: skip
 for _form, _row in _NAMES.items():
     LIBDEVICE |= {_name: _form.format(_function) for _name, _function in _row.items()}
+LIBDEVICE["exp10"] = "np.power(10.0, {0})"
 for _name in ("exp", "log", "sin", "cos", "log2", "log10", "tan", "pow"):
     LIBDEVICE[f"fast_{_name}"] = LIBDEVICE[_name]
 
