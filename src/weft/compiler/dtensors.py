@@ -17,6 +17,18 @@ def is_dtensor(value: Any) -> bool:
     return module is not None and isinstance(value, module.DTensor)
 
 
+def placement_of(given: Any) -> Placement | None:
+    """What torch's placement, or weft's own, is called here; None for anything else."""
+    if isinstance(given, Placement):
+        return given
+    module = sys.modules.get("torch.distributed.tensor")
+    if module is None or not isinstance(given, module.Placement):
+        return None
+    if type(given) is module.Shard:
+        return Shard(given.dim)
+    return Replicate() if given.is_replicate() else Partial() if given.is_partial() else None
+
+
 def local_part(asker: str, world: Any, name: str, tensor: Any, wanted: Placement | None) -> Any:
     """This rank's part of a DTensor, if it lies as `wanted` over the world's ranks; its gradient
     comes back to the DTensor.

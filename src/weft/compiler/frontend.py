@@ -25,12 +25,13 @@ from typing import Any
 
 from weft.base.errors import UsageError
 from weft.base.place import Frame, Place
+from weft.compiler import dtensors
 from weft.compiler.compiled import MOVED, Compiled, Persistent
 from weft.compiler.facts import Settings
 from weft.ir import text
 from weft.ir.shapes import ACTIVATIONS, GATED
 from weft.ir.task import Program, Task
-from weft.ir.tensor import TABLE, Halves, Partial, Pieces, Placement, Replicate, Shard, Times, Type
+from weft.ir.tensor import TABLE, Halves, Pieces, Replicate, Shard, Times, Type
 
 # What the result of an operation is called; a second one gets a number.
 RESULTS = {
@@ -453,16 +454,10 @@ def _declared(kind: Type) -> Type:
         is_number = isinstance(size, int) and not isinstance(size, bool) and size >= 0
         if not (is_number or isinstance(size, Times) or (isinstance(size, str) and size)):
             raise ValueError(f"with a size {size!r}; sizes are whole numbers from 0 on, or names")
-    where, count = kind.placement, len(kind.sizes)
+    given = Replicate() if kind.placement is None else kind.placement
+    where, count = dtensors.placement_of(given), len(kind.sizes)
     if where is None:
-        where = Replicate()
-    if not isinstance(where, Placement):
-        like = next((one for one in (Shard, Replicate, Partial)
-                     if type(where).__module__.startswith("torch.") and where.__class__.__name__
-                     in (one.__name__, f"_{one.__name__}")), None)  # fmt: skip
-        if like is None:
-            raise ValueError(f"@ {where!r}; import Shard, Replicate, .. from weft.compiler")
-        where = Shard(where.dim) if like is Shard else like()
+        raise ValueError(f"@ {given!r}; import Shard, Replicate, .. from weft.compiler")
     if isinstance(where, Shard | Halves | Pieces):
         if not -count <= where.dim < count:
             raise ValueError(f"@ {text.value(where)}, but has {count} dimensions")
