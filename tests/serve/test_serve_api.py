@@ -10,10 +10,13 @@ from concurrent.futures import ThreadPoolExecutor
 
 import openai
 import pytest
-from engines import LETTERS, PageRunner, continued, listening, running, until
+import torch
+from engines import LETTERS, VOCABULARY, PageRunner, continued, listening, running, until
 
 from weft.serve.api import Served
+from weft.serve.sampling import sampled
 from weft.serve.scheduler import Scheduler
+from weft.serve.step import Part
 
 NUM_PAGES, PAGE, CONTEXT = 32, 4, 100
 SERVED = Served("letters", LETTERS, frozenset({LETTERS.encode("~")[0]}), CONTEXT)
@@ -42,6 +45,15 @@ def site():
         one.client = openai.OpenAI(base_url=f"{one.url}/v1", api_key="none", max_retries=0)
         with one.client:
             yield one
+
+
+class DrawingRunner(PageRunner):
+    """Draws the token as a model's runner does; the same as PageRunner's has the largest logit."""
+
+    def _token(self, part: Part) -> int:
+        logits = torch.zeros(1, VOCABULARY)
+        logits[0, super()._token(part)] = 1.0
+        return sampled(logits, [(part.sampling, part.first_position)])[0]
 
 
 def expected(prompt: str, count: int, seed: int = 0) -> str:
@@ -73,6 +85,17 @@ def test_a_completion(site):
     in_a_list = complete(site, ["once"])
     assert as_tokens.choices[0].text == in_a_list.choices[0].text == expected("once", 8)
     assert len(complete(site, max_tokens=None).choices[0].text) == 16
+
+
+@pytest.mark.parametrize("temperature", [1e-46, 1e-300])
+def test_a_temperature_that_rounds_to_0_is_0(temperature):
+    scheduler, runner = Scheduler(NUM_PAGES, PAGE, 6, 16), DrawingRunner(NUM_PAGES, PAGE)
+    given = {"model": "letters", "prompt": "once", "max_tokens": 8, "seed": 0, "ignore_eos": True,
+             "temperature": temperature}  # fmt: skip
+    with running(scheduler, runner) as engine, listening(engine, SERVED) as url:
+        status, said = fetch(f"{url}/v1/completions", json.dumps(given).encode())
+        assert status == 200, said
+        assert json.loads(said)["choices"][0]["text"] == expected("once", 8)
 
 
 def test_a_stream_of_a_completion(site):

@@ -45,6 +45,10 @@ def test_generate_prints_what_transformers_generates(tiny, capsys):
     said = capsys.readouterr()
     assert said.out == wanted + "\n"
     assert "2 ranks on the emulator" in said.err and f"{count} tokens in" in said.err
+    for temperature in ("0", "1e-50"):  # the latter is 0 in float32
+        more = ["--max-tokens", "2", "--ranks", "1", "--temperature", temperature]
+        assert main([*words, *more]) == 0
+        assert wanted.startswith(capsys.readouterr().out[:-1])
 
 
 @pytest.mark.slow
