@@ -24,11 +24,13 @@ REPLAYS_KEPT = 5
 
 @dataclass
 class Explored:
-    """What became of all subjects together; `replays` are the files written, by finding."""
+    """What became of all subjects together; `replays` are the files written, by finding;
+    `unwritten` says of each other one why it is not there."""
 
     report: Report
     searches: list[tuple[AnySubject, Search]] = field(default_factory=list)
     replays: dict[tuple, str] = field(default_factory=dict)
+    unwritten: list[str] = field(default_factory=list)
 
     @property
     def executions(self) -> int:
@@ -51,6 +53,7 @@ def explore_all(
     report: Report | None = None
     searches: list[tuple[AnySubject, Search]] = []
     replays: dict[tuple, str] = {}
+    unwritten: list[str] = []
     done = 0
     for number, subject in enumerate(subjects):
         if report is not None and done >= bounds.executions:
@@ -75,10 +78,13 @@ def explore_all(
         report = _merged(report, one.report)
         for found in one.found[: REPLAYS_KEPT - len(replays)]:
             path = _replay_path(folder, subject, found.finding)
-            shortest(subject, found).write(path)
-            replays[found.finding.key()] = path
+            try:
+                shortest(subject, found).write(path)
+                replays[found.finding.key()] = path
+            except OSError as error:  # what was found is worth more than its file
+                unwritten.append(f"cannot write the replay {path}: {error.strerror}")
     assert report is not None, "explore_all: no subject"
-    return Explored(report, searches, replays)
+    return Explored(report, searches, replays, unwritten)
 
 
 def shortest(subject: AnySubject, found: Found) -> Replay:

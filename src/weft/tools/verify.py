@@ -287,6 +287,8 @@ def run_exhaustive(
             f"[dim]{subject.variant}: {ran} of up to {one.steps} steps in {one.seconds:.1f} s,"
             f" {one.abandoned} more given up as alike; {state}[/]"
         )
+    for note in found.unwritten:
+        console.notes().print(f"note: {note}", markup=False)
 
     def again(finding: Finding | None) -> tuple[Recorder, Report]:
         path = None if finding is None else found.replays.get(finding.key())
