@@ -30,7 +30,8 @@ def generate(
     ] = 0.0,
     top_k: Annotated[int, options.option("K", "of the k most probable; 0: of all", min=0)] = 0,
     top_p: Annotated[
-        float, options.option("P", "of the most probable that make up p", min=0, max=1)
+        float,
+        options.option("P", "of the most probable that make up p; 0: of one", min=0, max=1),
     ] = 1.0,
     seed: Annotated[int, options.option("N", "of what is drawn", min=0)] = 0,
     ranks: options.RanksAnywhere = None,
