@@ -70,7 +70,7 @@ def test_generate_draws_by_its_seed(tiny, capsys):
     ("words", "said"),
     [
         (["--prompt", "hi", "--max-tokens", "512"], "the model takes 512 in all"),
-        (["--prompt", ""], "--prompt of 0 tokens"),
+        (["--prompt", ""], "--prompt '' has no tokens: write what is continued"),
         (["--prompt", "hi", "--ranks", "3"], "heads=4 over 3 ranks"),
     ],
 )
