@@ -91,6 +91,43 @@ def test_misuse_gives_2_and_says_so_on_stderr(words: list[str], capsys):
     assert told.out == "" and told.err.strip()
 
 
+GPUS = "cuda:80, cuda:90, cuda:100, hip:gfx942, hip:gfx950"
+C = "Triton has no kernels for it; weft compile writes its C"
+
+
+@pytest.mark.parametrize(
+    "words, target, said",
+    [
+        ("run ag_gemm", "abacus", "one of auto, cuda, emu, manycore\n"),
+        ("generate --model MODEL --prompt x", "manycore", "one of auto, cuda, emu\n"),
+        ("compile ag_gemm", "abacus", f"there are emu, {GPUS}, manycore\n"),
+        ("compile ag_gemm", "cuda:90,manycore", "no kernels for it; name it alone\n"),
+        ("explain ag_gemm", "abacus", f"there are emu, {GPUS}, manycore\n"),
+        ("check ag_gemm", "abacus", f"there are emu, {GPUS}\n"),
+        ("check ag_gemm", "manycore", C),
+        ("prepare ag_gemm --shape m=8,n=8,k=8", "manycore:sw26010", C),
+        ("timeline ag_gemm -o FOLDER/x.json", "manycore", C),
+        ("simulate examples/llama_mlp.py:mlp --ranks 2", "manycore", C),
+    ],
+)
+def test_an_unknown_target_is_told_which_the_verb_takes(
+    words, target, said, tiny, tmp_path, capsys
+):
+    words = words.replace("examples", str(Path(__file__).parents[2] / "examples"))
+    if "MODEL" in words:
+        pytest.importorskip("transformers")
+        words = words.replace("MODEL", str(tiny("llama")))
+    assert main([*words.replace("FOLDER", str(tmp_path)).split(), "--target", target]) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_help_promises_no_target_that_is_refused(capsys):
+    for verb, takes in (("compile", True), ("check", False), ("prepare", False)):
+        assert main([verb, "--help"]) == 0
+        options = capsys.readouterr().out.partition("--target")[2].partition("--ranks")[0]
+        assert ("manycore" in options) == takes, verb
+
+
 @pytest.mark.parametrize(
     "words",
     [
