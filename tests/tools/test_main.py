@@ -364,6 +364,41 @@ def test_without_a_terminal_a_line_now_and_then_says_how_far_it_is(tmp_path, cap
     assert any(done[0] in line for line in lines) and any(done[1] in line for line in lines)
 
 
+IDLE = """
+import weft
+world = weft.init()
+world.close()
+"""
+
+
+@pytest.mark.parametrize(
+    "words, code",
+    [("emulate --ranks 2", 0), ("emulate --ranks 2 --json", 0), ("verify --schedules 2", 0),
+     ("verify --exhaustive --max-executions 5", 0), ("verify --mutants --ranks 2", 1)],
+)  # fmt: skip
+def test_a_script_that_launches_nothing_is_told_so(words, code, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("idle.py").write_text(IDLE)
+    verb, *rest = words.split()
+    assert main([verb, "idle.py", *rest]) == code
+    assert capsys.readouterr().err.count("note: no kernel was launched\n") == 1
+
+
+def test_a_script_that_launches_something_is_not_told_that_it_does_not(tmp_path, capsys):
+    example = str(Path(__file__).parents[2] / "examples" / "01_load.py")
+    words = [["emulate", "--ranks", "2"], ["verify", "--schedules", "2"]]
+    for verb, *rest in words:
+        assert main([verb, example, *rest]) == 0
+        assert "no kernel was launched" not in capsys.readouterr().err
+
+
+def test_a_bar_says_what_is_done_before_it_is_known_how_much_there_is():
+    with console.bar("ag_gemm: mutants", before="ag_gemm: looking for mutants") as bar:
+        assert bar.words == "ag_gemm: looking for mutants"
+        bar.reach(1, 7)
+        assert bar.words == "ag_gemm: mutants 1 of 7"
+
+
 def test_what_is_quick_says_nothing(capsys):
     assert main(["lint", "--rules"]) == 0
     assert capsys.readouterr().err == ""
