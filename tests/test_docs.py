@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import re
 import runpy
 import subprocess
 import sys
+from collections import Counter
 from dataclasses import fields
 from pathlib import Path
 
@@ -53,3 +55,49 @@ def test_every_setting_is_on_its_page_with_its_default():
         shown = int(default) if isinstance(default, float) else default
         expected[f"WEFT_{field.name.upper()}"] = str(shown)
     assert rows == expected
+
+
+RESULTS = ROOT / "benchmarks" / "results"
+
+
+@pytest.mark.parametrize(
+    "page, table, words",
+    [
+        ("environment.md", "gpu_suite_h200x1", "{passed} of {all} GPU tests passed so at {commit}"),
+        (
+            "results.md",
+            "gpu_suite_h200x2",
+            "Of {all} tests {passed} passed at {commit}, {failed} failed, {not ended} did not end, "
+            "and {not begun} were not begun",
+        ),
+    ],
+)
+def test_a_page_counts_what_its_table_holds(page: str, table: str, words: str):
+    values = json.loads((RESULTS / f"{table}.json").read_text())
+    counts = Counter(row["outcome"] for row in values["rows"])
+    said = words.format(all=counts.total(), commit=values["commit"], **counts)
+    assert said in (DOCS / page).read_text()
+
+
+def test_the_readme_compares_experts_with_the_fastest_rival():
+    rows = json.loads((RESULTS / "experts_layer_h100x2.json").read_text())["rows"]
+    shares: dict[str, list[float]] = {}
+    for row in (one for one in rows if one["tokens"] == 4096):
+        fastest = {name: min(us for way, us in row["us"].items() if way.startswith(f"{name},"))
+                   for name in ("torch", "weft")}  # fmt: skip
+        shares.setdefault(row["model"], []).append(fastest["weft"] / fastest["torch"])
+    ends = min(shares["qwen3-30b-a3b"]), max(shares["mixtral-8x7b"])
+    assert ends == (min(min(shares.values())), max(max(shares.values())))
+    said = "takes {:.2f} (Qwen3-30B-A3B) to {:.2f} (Mixtral)".format(*ends)
+    assert said in (ROOT / "README.md").read_text()
+
+
+def test_files_that_pages_name_are_there():
+    pages = [ROOT / "README.md", *DOCS.rglob("*.md")]
+    named = {
+        (page.name, file)
+        for page in pages
+        for file in re.findall(r"`((?:tests|src/weft|examples)/[\w/]+\.py)`", page.read_text())
+    }
+    assert len(named) > 50
+    assert not [one for one in sorted(named) if not (ROOT / one[1]).is_file()]

@@ -65,6 +65,9 @@ class Letters:
     def __len__(self) -> int:
         return VOCABULARY
 
+    def get_vocab(self) -> dict[str, int]:
+        return {chr(SPACE + token): token for token in range(VOCABULARY)}
+
     def encode(self, text: str) -> list[int]:
         return [ord(one) - SPACE for one in text]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 import time
 import urllib.error
 import urllib.request
@@ -10,10 +11,13 @@ from concurrent.futures import ThreadPoolExecutor
 
 import openai
 import pytest
-from engines import LETTERS, PageRunner, continued, listening, running, until
+import torch
+from engines import LETTERS, VOCABULARY, PageRunner, continued, listening, running, until
 
 from weft.serve.api import Served
+from weft.serve.sampling import sampled
 from weft.serve.scheduler import Scheduler
+from weft.serve.step import Part
 
 NUM_PAGES, PAGE, CONTEXT = 32, 4, 100
 SERVED = Served("letters", LETTERS, frozenset({LETTERS.encode("~")[0]}), CONTEXT)
@@ -44,6 +48,15 @@ def site():
             yield one
 
 
+class DrawingRunner(PageRunner):
+    """Draws the token as a model's runner does; the same as PageRunner's has the largest logit."""
+
+    def _token(self, part: Part) -> int:
+        logits = torch.zeros(1, VOCABULARY)
+        logits[0, super()._token(part)] = 1.0
+        return sampled(logits, [(part.sampling, part.first_position)])[0]
+
+
 def expected(prompt: str, count: int, seed: int = 0) -> str:
     return LETTERS.decode(continued(LETTERS.encode(prompt), count, seed))
 
@@ -53,9 +66,11 @@ def complete(site: Site, prompt: object = "once", **more):
     return site.client.completions.create(prompt=prompt, **{**given, **more})
 
 
-def fetch(url: str, body: bytes | None = None) -> tuple[int, str]:
+def fetch(
+    url: str, body: bytes | None = None, content_type: str = "application/json"
+) -> tuple[int, str]:
     """(status, text) by no client in particular."""
-    asked = urllib.request.Request(url, body, {"content-type": "application/json"})
+    asked = urllib.request.Request(url, body, {"content-type": content_type})
     try:
         with urllib.request.urlopen(asked, timeout=60) as answer:
             return answer.status, answer.read().decode()
@@ -73,6 +88,17 @@ def test_a_completion(site):
     in_a_list = complete(site, ["once"])
     assert as_tokens.choices[0].text == in_a_list.choices[0].text == expected("once", 8)
     assert len(complete(site, max_tokens=None).choices[0].text) == 16
+
+
+@pytest.mark.parametrize("temperature", [1e-46, 1e-300])
+def test_a_temperature_that_rounds_to_0_is_0(temperature):
+    scheduler, runner = Scheduler(NUM_PAGES, PAGE, 6, 16), DrawingRunner(NUM_PAGES, PAGE)
+    given = {"model": "letters", "prompt": "once", "max_tokens": 8, "seed": 0, "ignore_eos": True,
+             "temperature": temperature}  # fmt: skip
+    with running(scheduler, runner) as engine, listening(engine, SERVED) as url:
+        status, said = fetch(f"{url}/v1/completions", json.dumps(given).encode())
+        assert status == 200, said
+        assert json.loads(said)["choices"][0]["text"] == expected("once", 8)
 
 
 def test_a_stream_of_a_completion(site):
@@ -147,7 +173,7 @@ REFUSED = {
     "penalties": ({"presence_penalty": 0.5}, "presence_penalty"),
     "echo": ({"echo": True}, "echo"),
     "temperature": ({"temperature": -1}, "temperature"),
-    "top_p": ({"top_p": 0}, "top_p"),
+    "top_p": ({"top_p": 1.5}, "top_p"),
     "no tokens": ({"max_tokens": 0}, "max_tokens"),
     "unknown": ({"extra_body": {"best": 1}}, "best"),
     "stops": ({"stop": ["a", "b", "c", "d", "e"]}, "stop"),
@@ -156,6 +182,11 @@ REFUSED = {
     "usage of no stream": ({"stream_options": {"include_usage": True}}, "stream_options"),
     "two prompts": ({"prompt": ["a", "b"]}, "prompt"),
     "strange tokens": ({"prompt": [1, 97]}, "prompt"),
+    "a number as a text": ({"max_tokens": "8"}, "max_tokens"),
+    "true as a number": ({"max_tokens": True}, "max_tokens"),
+    "a temperature as a text": ({"temperature": "1"}, "temperature"),
+    "a switch as a text": ({"extra_body": {"ignore_eos": "true"}}, "ignore_eos"),
+    "true as a token": ({"prompt": [True]}, "prompt"),
 }
 
 
@@ -170,6 +201,105 @@ def test_what_is_refused(site, name):
     assert body["param"] == param and body["type"] == "invalid_request_error"
     assert param in body["message"]
     assert site.is_empty()
+
+
+def refusal(site: Site, body: bytes, page: str = "completions", **more: str) -> dict:
+    status, said = fetch(f"{site.url}/v1/{page}", body, **more)
+    assert status == 400, said
+    error = json.loads(said)["error"]
+    assert error["type"] == "invalid_request_error"
+    return error
+
+
+@pytest.mark.parametrize("field", ["prompt", "stop", "user", "messages"])
+def test_half_of_a_surrogate_pair_is_no_text(site, field):
+    text = '"on\\ud800ce"'
+    value = f'[{{"role": "user", "content": {text}}}]' if field == "messages" else text
+    rest = '"prompt": "once", ' if field in ("stop", "user") else ""
+    page = "chat/completions" if field == "messages" else "completions"
+    body = f'{{"model": "letters", {rest}"{field}": {value}}}'
+    error = refusal(site, body.encode(), page)
+    assert error["param"] == field
+    assert f"{field}: character 2 of a text is half of a surrogate pair" in error["message"]
+    # So is a name that is none.
+    for more in ('"\\ud800": 1', '"model": "\\ud800"'):
+        status, said = fetch(f"{site.url}/v1/{page}", f"{body[:-1]}, {more}}}".encode())
+        assert status in (400, 404) and json.loads(said)["error"]["message"]
+
+
+def test_a_body_that_is_not_said_to_be_json(site):
+    body = b'{"model": "letters", "prompt": "once"}'
+    for kind in ("text/plain", "application/x-www-form-urlencoded"):
+        error = refusal(site, body, content_type=kind)
+        assert "send it with content-type: application/json" in error["message"]
+    assert "content-type" not in refusal(site, b"[]")["message"]
+    status, _ = fetch(f"{site.url}/v1/completions", body, "application/json; charset=utf-8")
+    assert status == 200
+
+
+def test_a_prompt_of_another_form_is_told_which_there_are(site):
+    error = refusal(site, b'{"model": "letters", "prompt": [1, "a"]}')
+    assert error["message"] == "prompt: a text, or a list of one, or of tokens, which are integers"
+
+
+def test_integers_are_taken_where_numbers_are(site):
+    assert len(complete(site, temperature=1, top_p=1).choices[0].text) == 8
+    assert len(complete(site, top_p=0).choices[0].text) == 8
+
+
+def test_what_nobody_expects_is_an_error_in_openais_form(site, monkeypatch):
+    def broken(*_: object) -> None:
+        raise ValueError("a secret")
+
+    monkeypatch.setattr(site.engine, "submit", broken)
+    with pytest.raises(openai.InternalServerError) as failed:
+        complete(site)
+    assert failed.value.body["type"] == "server_error"
+    assert failed.value.body["message"].startswith("this server failed: ValueError")
+    assert "secret" not in failed.value.body["message"]
+
+
+class SlowLetters(type(LETTERS)):
+    """Takes as long as a tokenizer does of a long text."""
+
+    def __init__(self) -> None:
+        self.asked, self.goes_on = threading.Event(), threading.Event()
+
+    def encode(self, text: str) -> list[int]:
+        self.asked.set()
+        assert self.goes_on.wait(60)
+        return super().encode(text)
+
+
+def test_others_are_answered_while_a_prompts_tokens_are_found():
+    scheduler, letters = Scheduler(NUM_PAGES, PAGE, 6, 16), SlowLetters()
+    slow = Served("letters", letters, frozenset(), CONTEXT)
+    body = b'{"model": "letters", "prompt": "once", "max_tokens": 1}'
+    with (
+        running(scheduler, PageRunner(NUM_PAGES, PAGE)) as engine,
+        listening(engine, slow) as url,
+        ThreadPoolExecutor(1) as pool,
+    ):
+        asked = pool.submit(fetch, f"{url}/v1/completions", body)
+        try:
+            assert letters.asked.wait(60)
+            assert fetch(f"{url}/health")[0] == 200
+        finally:
+            letters.goes_on.set()
+        assert asked.result()[0] == 200
+
+
+def test_a_text_that_is_plainly_too_long_is_not_cut_into_tokens(site, monkeypatch):
+    monkeypatch.setattr(type(LETTERS), "encode", None)
+    many = "a" * 200
+    for page, given in (
+        ("completions", {"prompt": many}),
+        ("chat/completions", {"messages": [{"role": "user", "content": many}]}),
+    ):
+        error = refusal(site, json.dumps({"model": "letters", **given}).encode(), page)
+        assert error["code"] == "context_length_exceeded"
+        assert "context is 100 tokens, but" in error["message"]
+        assert "200 characters, of which a token has 1 at most" in error["message"]
 
 
 def test_more_than_the_context_is_refused(site):

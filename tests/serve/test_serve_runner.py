@@ -159,8 +159,17 @@ def test_sampling_has_the_models_probabilities():
     # Of the two largest, the larger one alone makes up a half.
     assert shares(temperature=1.0, top_k=2, top_p=0.5)[1] == 1
     for greedy in ({"temperature": 0.0}, {"temperature": 1.0, "top_k": 1},
-                   {"temperature": 1.0, "top_p": 0.0}, {"temperature": 1e-30}):  # fmt: skip
+                   {"temperature": 1.0, "top_p": 0.0}, {"temperature": 1e-30},
+                   {"temperature": 1e-40}, {"temperature": 1e-46},
+                   {"temperature": 1e-300}):  # fmt: skip
         assert shares(**greedy)[1] == 1, greedy
+
+
+def test_a_token_is_one_of_the_vocabulary_whatever_logits_are():
+    how = [(Sampling(temperature=0.8, top_k=2, top_p=0.5), 7)]
+    for value in (torch.nan, torch.inf, -torch.inf):
+        rows = torch.tensor([[value] * 5, [value, 0.0, 1.0, 2.0, 3.0]])
+        assert all(0 <= token < 5 for token in sampled(rows, how * 2)), value
 
 
 def test_a_row_is_drawn_by_its_seed_and_position():

@@ -176,6 +176,9 @@ def test_what_the_verb_refuses_before_it_loads_anything(tiny, tmp_path, capsys):
         words = ["serve", "--model", str(tiny("qwen3")), "--target", "emu"]
         assert main([*words, "--port", port]) == 2
     assert "--port, 0 for any that is free" in capsys.readouterr().err
+    assert main([*words, "--max-sequences", "5000"]) == 2
+    said = capsys.readouterr().err
+    assert "--max-sequences 5000: 256 at most" in said and "loading" not in said
     assert main(["serve", "--model", str(tmp_path), "--target", "emu"]) == 2
     assert "has no config.json" in capsys.readouterr().err
 

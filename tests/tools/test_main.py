@@ -91,6 +91,43 @@ def test_misuse_gives_2_and_says_so_on_stderr(words: list[str], capsys):
     assert told.out == "" and told.err.strip()
 
 
+GPUS = "cuda:80, cuda:90, cuda:100, hip:gfx942, hip:gfx950"
+C = "Triton has no kernels for it; weft compile writes its C"
+
+
+@pytest.mark.parametrize(
+    "words, target, said",
+    [
+        ("run ag_gemm", "abacus", "one of auto, cuda, emu, manycore\n"),
+        ("generate --model MODEL --prompt x", "manycore", "one of auto, cuda, emu\n"),
+        ("compile ag_gemm", "abacus", f"there are emu, {GPUS}, manycore\n"),
+        ("compile ag_gemm", "cuda:90,manycore", "no kernels for it; name it alone\n"),
+        ("explain ag_gemm", "abacus", f"there are emu, {GPUS}, manycore\n"),
+        ("check ag_gemm", "abacus", f"there are emu, {GPUS}\n"),
+        ("check ag_gemm", "manycore", C),
+        ("prepare ag_gemm --shape m=8,n=8,k=8", "manycore:sw26010", C),
+        ("timeline ag_gemm -o FOLDER/x.json", "manycore", C),
+        ("simulate examples/llama_mlp.py:mlp --ranks 2", "manycore", C),
+    ],
+)
+def test_an_unknown_target_is_told_which_the_verb_takes(
+    words, target, said, tiny, tmp_path, capsys
+):
+    words = words.replace("examples", str(Path(__file__).parents[2] / "examples"))
+    if "MODEL" in words:
+        pytest.importorskip("transformers")
+        words = words.replace("MODEL", str(tiny("llama")))
+    assert main([*words.replace("FOLDER", str(tmp_path)).split(), "--target", target]) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_help_promises_no_target_that_is_refused(capsys):
+    for verb, takes in (("compile", True), ("check", False), ("prepare", False)):
+        assert main([verb, "--help"]) == 0
+        options = capsys.readouterr().out.partition("--target")[2].partition("--ranks")[0]
+        assert ("manycore" in options) == takes, verb
+
+
 @pytest.mark.parametrize(
     "words",
     [
@@ -325,6 +362,41 @@ def test_without_a_terminal_a_line_now_and_then_says_how_far_it_is(tmp_path, cap
     assert 3 <= len(lines) <= 20
     done = [f"{script}: schedules {count} of 2" for count in (0, 1)]
     assert any(done[0] in line for line in lines) and any(done[1] in line for line in lines)
+
+
+IDLE = """
+import weft
+world = weft.init()
+world.close()
+"""
+
+
+@pytest.mark.parametrize(
+    "words, code",
+    [("emulate --ranks 2", 0), ("emulate --ranks 2 --json", 0), ("verify --schedules 2", 0),
+     ("verify --exhaustive --max-executions 5", 0), ("verify --mutants --ranks 2", 1)],
+)  # fmt: skip
+def test_a_script_that_launches_nothing_is_told_so(words, code, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("idle.py").write_text(IDLE)
+    verb, *rest = words.split()
+    assert main([verb, "idle.py", *rest]) == code
+    assert capsys.readouterr().err.count("note: no kernel was launched\n") == 1
+
+
+def test_a_script_that_launches_something_is_not_told_that_it_does_not(tmp_path, capsys):
+    example = str(Path(__file__).parents[2] / "examples" / "01_load.py")
+    words = [["emulate", "--ranks", "2"], ["verify", "--schedules", "2"]]
+    for verb, *rest in words:
+        assert main([verb, example, *rest]) == 0
+        assert "no kernel was launched" not in capsys.readouterr().err
+
+
+def test_a_bar_says_what_is_done_before_it_is_known_how_much_there_is():
+    with console.bar("ag_gemm: mutants", before="ag_gemm: looking for mutants") as bar:
+        assert bar.words == "ag_gemm: looking for mutants"
+        bar.reach(1, 7)
+        assert bar.words == "ag_gemm: mutants 1 of 7"
 
 
 def test_what_is_quick_says_nothing(capsys):

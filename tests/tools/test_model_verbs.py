@@ -45,6 +45,10 @@ def test_generate_prints_what_transformers_generates(tiny, capsys):
     said = capsys.readouterr()
     assert said.out == wanted + "\n"
     assert "2 ranks on the emulator" in said.err and f"{count} tokens in" in said.err
+    for temperature in ("0", "1e-50"):  # the latter is 0 in float32
+        more = ["--max-tokens", "2", "--ranks", "1", "--temperature", temperature]
+        assert main([*words, *more]) == 0
+        assert wanted.startswith(capsys.readouterr().out[:-1])
 
 
 @pytest.mark.slow
@@ -66,7 +70,7 @@ def test_generate_draws_by_its_seed(tiny, capsys):
     ("words", "said"),
     [
         (["--prompt", "hi", "--max-tokens", "512"], "the model takes 512 in all"),
-        (["--prompt", ""], "--prompt of 0 tokens"),
+        (["--prompt", ""], "--prompt '' has no tokens: write what is continued"),
         (["--prompt", "hi", "--ranks", "3"], "heads=4 over 3 ranks"),
     ],
 )

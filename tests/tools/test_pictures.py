@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -28,6 +30,10 @@ if RACES:
     shout[(1,)](world.arg, x, 7)
 world.close()
 '''
+
+
+# A folder in which nobody can make a file, root neither.
+on_linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="it has /proc")
 
 
 @pytest.fixture
@@ -129,6 +135,7 @@ def test_findings_of_different_kinds_are_drawn_from_runs_that_show_them():
 
 @pytest.mark.parametrize("path, said", [
     ("no/such/folder/x.html", "there is no folder no/such/folder"), (".", "that is a folder"),
+    pytest.param("/proc/x.html", "cannot be written: No such file", marks=on_linux),
 ])  # fmt: skip
 def test_a_file_that_cannot_be_is_refused_before_the_run(path, said, script, capsys):
     assert main(["emulate", script(True), "--ranks", "2", "--html", path]) == 2
@@ -136,9 +143,38 @@ def test_a_file_that_cannot_be_is_refused_before_the_run(path, said, script, cap
     assert out == "" and said in err and "--html" in err
 
 
-def test_a_folder_that_cannot_be_is_refused_too(script, tmp_path, capsys, monkeypatch):
+def test_a_file_that_is_asked_for_stays_as_it_is_until_it_is_written(tmp_path):
+    there, link = tmp_path / "there.html", tmp_path / "link.html"
+    there.write_text("before")
+    link.symlink_to(tmp_path / "target.html")
+    for path in (there, tmp_path / "new.html", link):
+        pictures.check_path(str(path))
+    assert there.read_text() == "before"
+    assert {one.name for one in tmp_path.iterdir()} == {"there.html", "link.html"}
+
+
+@pytest.mark.parametrize("folder, said", [
+    ("file/replays", "is no folder"),
+    pytest.param("/proc/x", "No such file", marks=on_linux),
+    pytest.param("/proc", "No such file", marks=on_linux),
+])  # fmt: skip
+def test_a_folder_that_cannot_be_is_refused_too(
+    folder, said, script, tmp_path, capsys, monkeypatch
+):
     monkeypatch.setattr("weft.tools.verify.run_exhaustive", None)
     (tmp_path / "file").write_text("")
-    words = ["verify", script(True), "--exhaustive", "--save", str(tmp_path / "file" / "replays")]
+    words = ["verify", script(True), "--exhaustive", "--save", str(tmp_path / folder)]
     assert main(words) == 2
-    assert "is no folder" in capsys.readouterr().err
+    assert said in capsys.readouterr().err
+
+
+def test_a_replay_that_cannot_be_written_is_a_note_beside_the_finding(script, capsys, monkeypatch):
+    def full(self, path):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("weft.verify.exploration.replay.Replay.write", full)
+    words = ["verify", script(True), "--exhaustive", "--max-executions", "20", "--save", "kept"]
+    assert main(words) == 1
+    out, err = capsys.readouterr()
+    assert "nothing orders this write of" in out
+    assert "note: cannot write the replay kept/" in err and "No space left" in err

@@ -77,6 +77,19 @@ def test_a_picture_needs_its_library(capsys, monkeypatch, tmp_path):
     assert "pip install matplotlib" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("path, said", [
+    ("x.nosuch", "name a file that ends in .png"), ("x", "name a file that ends in .png"),
+    ("no/x.png", "there is no folder no"),
+    pytest.param("/proc/x.png", "No such file", marks=pytest.mark.skipif(
+        not sys.platform.startswith("linux"), reason="it has /proc")),
+])  # fmt: skip
+def test_a_picture_that_cannot_be_is_refused_before_the_work(path, said, capsys, monkeypatch):
+    pytest.importorskip("matplotlib")
+    monkeypatch.setattr("weft.tools.simulate.rows", None)
+    assert main(["simulate", LAYER, "-o", path]) == 2
+    assert said in capsys.readouterr().err
+
+
 @pytest.mark.slow
 def test_a_picture(tmp_path):
     pytest.importorskip("matplotlib")

@@ -34,3 +34,13 @@ def test_without_a_folder_emulated_choices_are_kept_nowhere(monkeypatch, capsys)
 def test_it_needs_gpus_or_emulated_ranks(capsys):
     assert main(["tune", "reduce_scatter", "--shape", "n=16", "--emulated", "2"]) == 2
     assert "reduce_scatter needs m" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "more, said",
+    [(["--rounds", "2"], "--rounds 2: a median takes at least 7"),
+     (["--ranks", "4"], "--ranks 4 and --emulated 2: give one")],
+)  # fmt: skip
+def test_what_it_would_leave_out_is_refused(more, said, capsys):
+    assert main([*WORDS, *more]) == 2
+    assert said in capsys.readouterr().err

@@ -93,11 +93,30 @@ def test_the_smallest_world_of_an_operator(here: Path, capsys):
 def test_a_bound_is_not_completeness(here: Path, capsys):
     words = "verify ag_gemm --exhaustive --max-executions 2"
     values = values_of(words, capsys)
-    assert values["complete"] is False and values["bound"].startswith("2 executions")
+    assert values["complete"] is False and values["bound"].startswith("1 of 2 executions")
     assert values["executions"] == 2
     assert main(words.split()) == 0
     told = capsys.readouterr()
     assert "not all" in told.out and "stopped at" in told.err
+
+
+def test_of_several_ways_each_says_its_share_and_none_that_was_cut_is_left_out(here: Path, capsys):
+    words = "verify all_reduce --exhaustive --max-executions"
+    values = values_of(f"{words} 2", capsys)
+    assert values["bound"] == (
+        "1 of 2 executions (one_shot); not begun (two_shot, two_shot_ll, sm_pull, relay)"
+    )
+    assert main(f"{words} 2".split()) == 0
+    assert "stopped at 1 of 2 executions\n" in capsys.readouterr().err
+    words = "verify ag_gemm --exhaustive --max-executions 5"
+    assert values_of(words, capsys)["bound"] == "1 of 5 executions (sm_push, ce_push)"
+
+
+def test_a_way_alone_gets_all_that_was_asked_for(here: Path, capsys):
+    (here / "impatient.py").write_text(IMPATIENT.format(seen=1))
+    words = "verify impatient.py --exhaustive --max-executions 1"
+    bound = values_of(words, capsys)["bound"]
+    assert bound.startswith("1 execution (") and " of " not in bound
 
 
 def test_a_failing_execution_is_saved_and_runs_again(here: Path, capsys):

@@ -150,7 +150,8 @@ class Report:
     `schedules` counts the schedules that ran; `complete` says that no other one could show more,
     else `bound` names what ended the search: never both. `races` and `deadlocks` hold findings of
     those kinds, `others` everything else. `arrivals` are pairs of additions of floats to one
-    element in order of arrival: no fault where results need not be the same every time.
+    element in order of arrival: no fault where results need not be the same every time. `launches`
+    counts those of kernels in all these runs: without one, little was looked at.
     """
 
     op: str
@@ -162,6 +163,7 @@ class Report:
     deadlocks: list[Finding] = field(default_factory=list)
     others: list[Finding] = field(default_factory=list)
     arrivals: list[tuple[Side, Side]] = field(default_factory=list)
+    launches: int = 0
     # Of findings with a cause, by key: what else came of it, in a line each.
     also: dict[tuple[object, ...], dict[tuple[object, ...], str]] = field(default_factory=dict)
 
@@ -202,6 +204,7 @@ class Report:
             for lines, where in other.also.get(finding.key(), {}).items():
                 self.also.setdefault(finding.key(), {})[lines] = where
         self.schedules += other.schedules
+        self.launches += other.launches
         self.complete = self.complete and other.complete
         self.bound = self.bound or other.bound
 

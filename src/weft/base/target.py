@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -46,15 +47,16 @@ TARGETS = {
 }
 
 
-def parse_target(text: str) -> Target:
+def parse_target(text: str, others: Sequence[str] = ()) -> Target:
     """The target named `text`: `emu`, `cuda:90`, `cuda:sm_90a`, `sm_90a`, `hip:gfx942`, `gfx942`.
 
-    Raises  UsageError: a name outside the table
+    Raises  UsageError: a name outside the table, with those that there are and `others`, which the
+            caller takes besides
     """
     name = text.strip().lower()
     name = ({"sm_": "cuda:", "gfx": "hip:"}.get(name[:3], "") + name).replace("sm_", "")
     if name.startswith("cuda:"):
         name = name.rstrip("a")
     if name not in TARGETS:
-        raise UsageError(f"unknown target {text!r}; weft knows {', '.join(TARGETS)}")
+        raise UsageError(f"unknown target {text!r}; there are {', '.join([*TARGETS, *others])}")
     return TARGETS[name]

@@ -53,6 +53,7 @@ def take_launch(launch: Launch) -> None:
             f"{len(arguments.values)}",
             place=place,
         )
+    context.machine.report.launches += 1
     context.enqueue(_maker(kernel, launch, arguments, place))
 
 

@@ -7,10 +7,10 @@ import json
 import secrets
 import time
 import uuid
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, ClassVar, Literal
 
 from fastapi import FastAPI, Request, Response
@@ -26,7 +26,13 @@ from weft.serve.step import Sampling
 
 COMPLETION_TOKENS = 16  # where a completion's max_tokens is left out, as OpenAI has it
 STOPS = 4
-BAD_REQUEST, NOT_FOUND, CLIENT_LEFT, ENGINE_ENDED = 400, 404, 499, 503
+BAD_REQUEST, NOT_FOUND, CLIENT_LEFT, FAILED, ENGINE_ENDED = 400, 404, 499, 500, 503
+JSON_TYPE = "application/json"
+# What can have several forms, in words.
+FORMS = {
+    "prompt": "a text, or a list of one, or of tokens, which are integers",
+    "stop": f"a text, or a list of up to {STOPS}",
+}
 
 
 @dataclass(frozen=True)
@@ -40,6 +46,11 @@ class Served:
     tokenizer: Any
     stop_tokens: frozenset[int]
     context: int
+
+    @cached_property
+    def longest_token(self) -> int:
+        """In characters."""
+        return max(map(len, self.tokenizer.get_vocab()))
 
 
 class ApiError(Exception):
@@ -60,20 +71,20 @@ def _error(message: str, param: str | None, code: str | None, status: int) -> di
 
 
 class StreamOptions(BaseModel):
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="forbid", strict=True)
     include_usage: bool = False
 
 
 class Asked(BaseModel):
     """What both kinds of requests have. What can only be left out is listed, so that nobody who
-    asks for it gets an answer without it."""
+    asks for it gets an answer without it. Strict: "8" is no number, and true is none."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="forbid", strict=True)
 
     model: str
     max_tokens: int | None = Field(None, ge=1)
     temperature: float = Field(1.0, ge=0, le=2)
-    top_p: float = Field(1.0, gt=0, le=1)
+    top_p: float = Field(1.0, ge=0, le=1)
     top_k: int = Field(0, ge=-1)  # 0 and -1: all, as other servers have it
     seed: int | None = None
     stop: str | list[str] | None = None
@@ -124,6 +135,7 @@ class CompletionAsked(Asked):
                 raise ApiError(f"prompt: one a request, not {len(prompt)}", "prompt")
             prompt = prompt[0]
         if isinstance(prompt, str):
+            _check_length(len(prompt), served, "prompt")
             return served.tokenizer.encode(prompt)
         size = len(served.tokenizer)
         if bad := [token for token in prompt if not 0 <= token < size]:
@@ -132,7 +144,7 @@ class CompletionAsked(Asked):
 
 
 class Message(BaseModel):
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="forbid", strict=True)
     role: str
     content: str | list[dict[str, str]] | None = None
     name: str | None = None
@@ -162,6 +174,9 @@ class ChatAsked(Asked):
 
     def tokens(self, served: Served) -> list[int]:
         messages = [one.plain() for one in self.messages]
+        # Templates may leave out what a model has thought, and the space around a message.
+        kept = [one["content"].strip() for one in messages if one["role"] != "assistant"]
+        _check_length(sum(map(len, kept)), served, "messages")
         try:
             return served.tokenizer.apply_chat_template(
                 messages, add_generation_prompt=True, tokenize=True, return_dict=False
@@ -250,13 +265,19 @@ def make_app(engine: Engine, served: Served) -> FastAPI:
         return JSONResponse(error.body, error.status)
 
     @app.exception_handler(RequestValidationError)
-    async def misread(_: Request, error: RequestValidationError) -> Response:
-        return JSONResponse(_misread(error).body, BAD_REQUEST)
+    async def misread(request: Request, error: RequestValidationError) -> Response:
+        kind = request.headers.get("content-type", "")
+        return JSONResponse(_misread(error, kind).body, BAD_REQUEST)
 
     @app.exception_handler(HTTPException)
     async def no_such_page(_: Request, error: HTTPException) -> Response:
         status = error.status_code
         return JSONResponse(_error(str(error.detail), None, None, status), status)
+
+    @app.exception_handler(Exception)
+    async def failed(_: Request, error: Exception) -> Response:
+        message = f"this server failed: {type(error).__name__}; its log has the traceback"
+        return JSONResponse(_error(message, None, "internal_error", FAILED), FAILED)
 
     @app.get("/health")
     async def health() -> dict[str, str]:
@@ -286,7 +307,8 @@ def make_app(engine: Engine, served: Served) -> FastAPI:
         return await answer(asked, request)
 
     async def answer(asked: CompletionAsked | ChatAsked, request: Request) -> Response:
-        wanted, stops = _wanted(asked, served), asked.stops()
+        # On a thread: to find a long text's tokens takes seconds, in which others are answered.
+        wanted, stops = await asyncio.to_thread(_wanted, asked, served), asked.stops()
         if asked.stream_options is not None and not asked.stream:
             raise ApiError("stream_options: only where stream is true", "stream_options")
         deltas: asyncio.Queue[Delta] = asyncio.Queue()
@@ -308,8 +330,12 @@ def make_app(engine: Engine, served: Served) -> FastAPI:
 
 
 def _wanted(asked: CompletionAsked | ChatAsked, served: Served) -> Wanted:
-    """What the engine is asked for. Raises  ApiError: another model, or more than the context"""
+    """What the engine is asked for.
+
+    Raises  ApiError: another model, more than the context, or what is no text
+    """
     _check_model(served, asked.model)
+    _check_texts(asked)
     prompt, source = asked.tokens(served), "messages" if isinstance(asked, ChatAsked) else "prompt"
     if not prompt:
         raise ApiError(f"{source}: at least one token", source)
@@ -326,15 +352,51 @@ def _wanted(asked: CompletionAsked | ChatAsked, served: Served) -> Wanted:
     return Wanted(f"{name}-{uuid.uuid4().hex}", tuple(prompt), most, asked.sampling(), stop_tokens)
 
 
+def _check_length(characters: int, served: Served, source: str) -> None:
+    """Refuse a text that has more tokens than the context, however it is cut into them."""
+    if characters > served.context * served.longest_token:
+        raise ApiError(
+            f"this model's context is {served.context} tokens, but {source} has {characters} "
+            f"characters, of which a token has {served.longest_token} at most; shorten it",
+            source, "context_length_exceeded",
+        )  # fmt: skip
+
+
+def _check_texts(asked: Asked) -> None:
+    """Half of a surrogate pair, as JSON can have it, is no text: nothing encodes it."""
+    for name, value in asked.model_dump(exclude_unset=True).items():
+        for text in _texts(value):
+            try:
+                text.encode()
+            except UnicodeEncodeError as error:
+                raise ApiError(
+                    f"{name}: character {error.start} of a text is half of a surrogate pair, "
+                    f"{text[error.start]!r}; send both halves, or the character itself", name
+                ) from None  # fmt: skip
+
+
+def _texts(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict):
+        yield from _texts([*value, *value.values()])
+    elif isinstance(value, list):
+        for one in value:
+            yield from _texts(one)
+
+
 def _check_model(served: Served, name: str) -> None:
     if name != served.name:
         message = f"the model {name!r} does not exist; this server has {served.name!r}"
         raise ApiError(message, "model", "model_not_found", NOT_FOUND)
 
 
-def _misread(error: RequestValidationError) -> ApiError:
+def _misread(error: RequestValidationError, content_type: str) -> ApiError:
     """The first thing that a request says wrong, or asks for and cannot have."""
     first = error.errors()[0]
+    if first["loc"] == ("body",) and not _is_json(content_type):
+        was = f"of content-type {content_type}" if content_type else "without a content-type"
+        return ApiError(f"the request came {was}: send it with content-type: {JSON_TYPE}")
     if first["type"] == "json_invalid":
         return ApiError(f"the request's body is not JSON: {first['ctx']['error']}")
     where = [str(one) for one in first["loc"][1:]]
@@ -346,7 +408,14 @@ def _misread(error: RequestValidationError) -> ApiError:
         only = first.get("ctx", {}).get("expected", "none")
         return ApiError(f"{param}: this server can only have {only}; leave it out", param,
                         "unsupported_value")  # fmt: skip
+    if param in FORMS and len(where) > 1:
+        return ApiError(f"{param}: {FORMS[param]}", param)
     return ApiError(f"{'.'.join(where) or 'body'}: {first['msg']}", param)
+
+
+def _is_json(content_type: str) -> bool:
+    kind = content_type.partition(";")[0].strip().lower()
+    return kind == JSON_TYPE or (kind.startswith("application/") and kind.endswith("+json"))
 
 
 def _hand_over(loop: asyncio.AbstractEventLoop, deltas: asyncio.Queue, delta: Delta) -> None:

@@ -10,6 +10,9 @@ from torch import Tensor
 
 from weft.serve.step import Sampling
 
+# A temperature below it may be 0 once it is rounded to the scores' dtype.
+LEAST_TEMPERATURE = torch.finfo(torch.float32).tiny
+
 
 def sampled(logits: Tensor, how: Sequence[tuple[Sampling, int]]) -> list[int]:
     """A token of each row of logits [rows, vocabulary].
@@ -18,7 +21,7 @@ def sampled(logits: Tensor, how: Sequence[tuple[Sampling, int]]) -> list[int]:
     number that is drawn. What the other rows are changes nothing.
     """
     tokens = logits.argmax(-1)
-    drawn = [i for i, (sampling, _) in enumerate(how) if sampling.temperature > 0]
+    drawn = [i for i, (one, _) in enumerate(how) if one.temperature >= LEAST_TEMPERATURE]
     if drawn:
         rows = torch.tensor(drawn, device=logits.device)
         tokens[rows] = _drawn(logits[rows].float(), [how[i] for i in drawn])
@@ -46,7 +49,8 @@ def _drawn(logits: Tensor, how: Sequence[tuple[Sampling, int]]) -> Tensor:
     shares[:, 0].clamp_(min=torch.finfo(shares.dtype).tiny)  # one is left, whatever top_p is
     sums = shares.cumsum(-1)
     passed = (sums <= at * sums[:, -1:]).sum(-1)
-    last = (shares > 0).sum(-1) - 1
+    # Where logits are NaN, no share is more than 0.
+    last = ((shares > 0).sum(-1) - 1).clamp(min=0)
     return ids.gather(1, torch.minimum(passed, last)[:, None])[:, 0]
 
 

@@ -13,9 +13,10 @@ from dataclasses import dataclass
 class Sampling:
     """How a token is drawn from the logits behind the last of a part's tokens.
 
-    temperature 0           the largest logit
+    temperature 0           the largest logit; so does one that rounds to 0 in float32
     top_k                   of the k largest logits; 0: of all
-    top_p                   of the most probable tokens that together reach this probability
+    top_p                   of the most probable tokens that together reach this probability;
+                            0: the most probable one
     seed                    with the token's position it gives the numbers that are drawn, so a
                             request repeats itself, whatever else is in a step
     """

@@ -14,6 +14,7 @@ import typer
 from weft.base.errors import UsageError
 from weft.base.records import PLAN_FORMAT, plan_digest
 from weft.base.target import Target
+from weft.manycore.record import NAME as MANYCORE
 from weft.manycore.record import is_manycore
 from weft.tools import console, kernels, options
 from weft.tools.binaries import Binary, binary_of, build
@@ -26,7 +27,7 @@ from weft.tools.words import op_dtype, parse_targets, parse_topology
 def compile_kernels(
     context: typer.Context,
     subject: kernels.SubjectWord,
-    target: options.Targets,
+    target: options.TargetsOrC,
     ranks: options.Ranks = None,
     nodes: options.Nodes = "1",
     shape: options.Shape = "",
@@ -58,7 +59,7 @@ def compile_kernels(
         from weft.tools import many_cores
 
         return many_cores.compile_to(subject, ranks, nodes, shape, "", target, output, json)
-    targets = parse_targets(target)
+    targets = parse_targets(target, [MANYCORE])
     if output and kernels.is_called(subject):
         return compile_calls(subject, targets, ranks, nodes, shape, dtype, output, json)
     found = kernels.find_kernels(context, subject, ranks, nodes, shape, dtype)

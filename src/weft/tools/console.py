@@ -68,7 +68,7 @@ def patience(what: str) -> Iterator[None]:
     def watch() -> None:
         while not over.wait(LIFE_S):
             words = [f"{what}: {time.monotonic() - began:.0f} s"]
-            words += [f"{one.what} {one.done} of {one.total}" for one in _bars[-1:]]
+            words += [one.words for one in _bars[-1:]]
             notes().print(f"[yellow]weft:[/] {escape('; '.join(words))}")
 
     threading.Thread(target=watch, name="weft-patience", daemon=True).start()
@@ -79,12 +79,21 @@ def patience(what: str) -> Iterator[None]:
 
 
 class Bar:
-    """A progress bar that appears once the work has taken `BAR_AFTER_S`."""
+    """A progress bar that appears once the work has taken `BAR_AFTER_S`.
 
-    def __init__(self, what: str, total: int) -> None:
-        self.what, self.total, self.done = what, total, 0
+    before: what is done while how much there is to do is not known
+    """
+
+    def __init__(self, what: str, total: int, before: str = "") -> None:
+        self.what, self.total, self.done, self.before = what, total, 0, before
         self.start = time.monotonic()
         self.display: Progress | None = None
+
+    @property
+    def words(self) -> str:
+        if self.before and not self.total:
+            return self.before
+        return f"{self.what} {self.done} of {self.total}"
 
     def advance(self) -> None:
         self.reach(self.done + 1, self.total)
@@ -109,8 +118,8 @@ _bars: list[Bar] = []
 
 
 @contextmanager
-def bar(what: str, total: int = 0) -> Iterator[Bar]:
-    shown = Bar(what, total)
+def bar(what: str, total: int = 0, before: str = "") -> Iterator[Bar]:
+    shown = Bar(what, total, before)
     _bars.append(shown)
     try:
         yield shown

@@ -56,6 +56,7 @@ def emulate(
     else:
         show(report, seed)
         pictures.show(seen)
+    say_if_idle(report)
     if html:
         pictures.write(html, seen, report)
     return console.FINE if report.ok else console.PROBLEM
@@ -80,3 +81,9 @@ def show(report: Report, seed: int) -> None:
         return
     console.results().print(str(report), markup=False)
     notes.print(f"[dim]the same run again: --seed {seed}[/]")
+
+
+def say_if_idle(report: Report) -> None:
+    """That nothing was found says little where no kernel ran."""
+    if report.ok and not report.launches:
+        console.notes().print("note: no kernel was launched")

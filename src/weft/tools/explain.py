@@ -11,11 +11,19 @@ from typing import TYPE_CHECKING, Annotated, Any
 from weft.base.counts import counted
 from weft.base.errors import UsageError
 from weft.base.settings import Settings
-from weft.base.target import Target, parse_target
+from weft.base.target import Target
+from weft.manycore.record import NAME as MANYCORE
 from weft.manycore.record import is_manycore
 from weft.tools import console, options
 from weft.tools.files import find_program
-from weft.tools.words import is_file, parse_shape, parse_some, parse_topology, shape_text
+from weft.tools.words import (
+    find_target,
+    is_file,
+    parse_shape,
+    parse_some,
+    parse_topology,
+    shape_text,
+)
 
 if TYPE_CHECKING:
     from weft.base.card import Op
@@ -57,6 +65,7 @@ def explain(
         from weft.tools import many_cores
 
         return many_cores.explain(subject, ranks, nodes, shape, "", target, json)
+    find_target(target, [MANYCORE])
     wanted = parse_some("--show", show, PARTS) or PARTS
     if mode not in MODES:
         raise UsageError(f"--mode {mode}: it is one of {', '.join(MODES)}")
@@ -87,7 +96,7 @@ def of_operator(
     from weft.runtime import choices
     from weft.tools.explanation import Part, parts_of
 
-    where = parse_target(target)
+    where = find_target(target)
     problem, card = work.problem(), work.op
     module = importlib.import_module(card.run.__module__)
     settings = Settings.from_environment()
@@ -142,7 +151,7 @@ def subject_of(
     if work.op.program is None:
         return None
     nodes = tuple(work.nodes) if len(work.nodes) > 1 else ()
-    where = choices.probed(parse_target(target), measured or {})
+    where = choices.probed(find_target(target), measured or {})
     facts = Facts({"m": work.shape["m"]}, work.num_ranks, where, nodes)
     problem, op = work.problem(), work.op
     if _by_tables(problem):
@@ -257,5 +266,5 @@ def subject_in_file(
     }  # fmt: skip
     sizes = parse_shape(shape, dict.fromkeys(sorted(named), DEFAULT_SIZE))
     domains = topology.sizes if topology.num_nodes > 1 else ()
-    facts = Facts(sizes, topology.num_ranks, parse_target(target), domains)
+    facts = Facts(sizes, topology.num_ranks, find_target(target), domains)
     return Subject(program, facts, machine, compiled)

@@ -24,11 +24,13 @@ REPLAYS_KEPT = 5
 
 @dataclass
 class Explored:
-    """What became of all subjects together; `replays` are the files written, by finding."""
+    """What became of all subjects together; `replays` are the files written, by finding;
+    `unwritten` says of each other one why it is not there."""
 
     report: Report
     searches: list[tuple[AnySubject, Search]] = field(default_factory=list)
     replays: dict[tuple, str] = field(default_factory=dict)
+    unwritten: list[str] = field(default_factory=list)
 
     @property
     def executions(self) -> int:
@@ -51,12 +53,14 @@ def explore_all(
     report: Report | None = None
     searches: list[tuple[AnySubject, Search]] = []
     replays: dict[tuple, str] = {}
+    unwritten: list[str] = []
+    # Which ways were cut, by what each got of the bounds.
+    cut: dict[str, list[str]] = {}
     done = 0
     for number, subject in enumerate(subjects):
         if report is not None and done >= bounds.executions:
             report.complete = False
-            most = counted(bounds.executions, "execution")
-            report.bound = report.bound or f"{most} ({subject.variant})"
+            cut["not begun"] = [one.variant for one in subjects[number:]]
             break
         turns = len(subjects) - number
         left = replace(
@@ -70,15 +74,22 @@ def explore_all(
         searches.append((subject, one))
         done += one.executions
         if one.bound:
-            # In the words of what was asked for, not of what was left of it.
-            one.report.bound = one.bound = _bound_words(one.bound, subject, bounds)
-        report = _merged(report, one.report)
+            one.bound = _share(one.bound, left, bounds)
+            cut.setdefault(one.bound, []).append(subject.variant)
+        if report is None:
+            report = one.report
+        else:
+            report.merge(one.report)
         for found in one.found[: REPLAYS_KEPT - len(replays)]:
             path = _replay_path(folder, subject, found.finding)
-            shortest(subject, found).write(path)
-            replays[found.finding.key()] = path
+            try:
+                shortest(subject, found).write(path)
+                replays[found.finding.key()] = path
+            except OSError as error:  # what was found is worth more than its file
+                unwritten.append(f"cannot write the replay {path}: {error.strerror}")
     assert report is not None, "explore_all: no subject"
-    return Explored(report, searches, replays)
+    report.bound = "; ".join(f"{words} ({', '.join(ways)})" for words, ways in cut.items())
+    return Explored(report, searches, replays, unwritten)
 
 
 def shortest(subject: AnySubject, found: Found) -> Replay:
@@ -87,19 +98,15 @@ def shortest(subject: AnySubject, found: Found) -> Replay:
     return recorded(subject.to_json(), turns, found.finding, subject.file)
 
 
-def _bound_words(bound: str, subject: AnySubject, bounds: Bounds) -> str:
+def _share(bound: str, left: Bounds, bounds: Bounds) -> str:
+    """A bound that was reached, with what was asked for where a subject got a share of it."""
     if bound.endswith((" execution", " executions")) and bound[0].isdigit():
-        bound = counted(bounds.executions, "execution")
-    elif bound.endswith(" seconds"):
-        bound = f"{bounds.seconds:g} seconds"
-    return f"{bound} ({subject.variant})"
-
-
-def _merged(total: Report | None, one: Report) -> Report:
-    if total is None:
-        return one
-    total.merge(one)
-    return total
+        most = counted(bounds.executions, "execution")
+        return most if left.executions == bounds.executions else f"{left.executions} of {most}"
+    if bound.endswith(" seconds"):
+        own, most = f"{left.seconds:.3g}", f"{bounds.seconds:g} seconds"
+        return most if own == f"{bounds.seconds:.3g}" else f"{own} of {most}"
+    return bound
 
 
 def _replay_path(folder: str, subject: AnySubject, finding: Finding) -> str:

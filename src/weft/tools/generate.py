@@ -30,7 +30,8 @@ def generate(
     ] = 0.0,
     top_k: Annotated[int, options.option("K", "of the k most probable; 0: of all", min=0)] = 0,
     top_p: Annotated[
-        float, options.option("P", "of the most probable that make up p", min=0, max=1)
+        float,
+        options.option("P", "of the most probable that make up p; 0: of one", min=0, max=1),
     ] = 1.0,
     seed: Annotated[int, options.option("N", "of what is drawn", min=0)] = 0,
     ranks: options.RanksAnywhere = None,
@@ -49,10 +50,12 @@ def generate(
     tokens = tokenizer.apply_chat_template(
         [{"role": "user", "content": prompt}], add_generation_prompt=True, return_dict=False
     ) if chat else tokenizer(prompt).input_ids  # fmt: skip
-    if not tokens or len(tokens) + max_tokens > room:
+    if not tokens:
+        raise UsageError(f"--prompt {prompt!r} has no tokens: write what is continued")
+    if len(tokens) + max_tokens > room:
         raise UsageError(
-            f"--prompt of {counted(len(tokens), 'token')} and --max-tokens {max_tokens}: a prompt "
-            f"has one at least, and the model takes {room} in all"
+            f"--prompt of {counted(len(tokens), 'token')} and --max-tokens {max_tokens}: the model "
+            f"takes {room} in all"
         )
     ranks, where, why = choose_target(target, ranks, nodes)
     topology, notes = parse_topology(ranks, nodes), console.notes()

@@ -61,13 +61,12 @@ ProgramWord = Annotated[
         metavar="OP|FILE.py:PROGRAM", help=SUBJECT_HELP, autocompletion=complete_subject
     ),
 ]
-Targets = Annotated[
+TARGET_HELP = "some of cuda:80,cuda:90,cuda:100,hip:gfx942,hip:gfx950; or emu"
+Targets = Annotated[str, option("TARGETS", TARGET_HELP, "--target", autocompletion=complete_target)]
+TargetsOrC = Annotated[
     str,
     option(
-        "TARGETS",
-        "some of cuda:80,cuda:90,cuda:100,hip:gfx942,hip:gfx950; or manycore",
-        "--target",
-        autocompletion=complete_target,
+        "TARGETS", f"{TARGET_HELP}; or manycore alone", "--target", autocompletion=complete_target
     ),
 ]
 Ranks = Annotated[

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import io
 import os
+import tempfile
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -22,9 +24,10 @@ ROWS, LANES, WIDTH = 60, 16, 160
 
 
 def check_path(path: str, option: str = "--html") -> None:
-    """Refuse a file that cannot be made, before the work and not behind it.
+    """Refuse a file that cannot be made, before the work and not behind it. An empty path asks for
+    none; a file that is there keeps what is in it.
 
-    Raises  UsageError: its folder does not exist, or may not be written; it is a folder itself
+    Raises  UsageError: its folder does not exist, it may not be written, it is a folder itself
     """
     if not path:
         return
@@ -33,19 +36,45 @@ def check_path(path: str, option: str = "--html") -> None:
         raise UsageError(f"{option} {path}: there is no folder {folder}")
     if os.path.isdir(path):
         raise UsageError(f"{option} {path}: that is a folder; name a file in it")
-    if not os.access(path if os.path.exists(path) else folder, os.W_OK):
-        raise UsageError(f"{option} {path}: it may not be written; name a file elsewhere")
+    there = os.path.realpath(path)
+    is_new = not os.path.exists(there)
+    if not is_new and not os.path.isfile(there):
+        return  # a pipe or a device: to open it may wait for who reads
+    try:
+        open(there, "ab").close()
+    except OSError as error:
+        raise UsageError(
+            f"{option} {path}: it cannot be written: {error.strerror}; name a file elsewhere"
+        ) from None
+    if is_new:
+        os.remove(there)
 
 
 def check_folder(path: str, option: str) -> None:
-    """Refuse a folder that cannot be made. Raises  UsageError: something else is in its way"""
-    there = os.path.abspath(path)
+    """Refuse a folder that cannot be made or written to; it is made, and is gone again where it was
+    not there: nothing may come to lie in it.
+
+    Raises  UsageError: something else is in its way, or no file can be made there
+    """
+    made, there = [], os.path.abspath(path)
     while not os.path.lexists(there):
+        made.append(there)
         there = os.path.dirname(there)
     if not os.path.isdir(there):
         raise UsageError(f"{option} {path}: {there} is no folder")
-    if not os.access(there, os.W_OK):
-        raise UsageError(f"{option} {path}: {there} may not be written; name a folder elsewhere")
+    try:
+        os.makedirs(path, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=path):
+            pass
+    except OSError as error:
+        raise UsageError(
+            f"{option} {path}: no file can be written there: {error.strerror}; name a folder"
+            " elsewhere"
+        ) from None
+    finally:
+        with suppress(OSError):  # not made, or another process has put something there
+            for folder in made:
+                os.rmdir(folder)
 
 
 class Seen(NamedTuple):

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from typing import Annotated
 
 from weft.base.counts import counted
 from weft.base.errors import FindingError, UsageError
 from weft.base.settings import Settings
 from weft.base.topology import parse_nodes
+from weft.manycore.record import NAME as MANYCORE
 from weft.manycore.record import is_manycore
 from weft.tools import console, options
 from weft.tools.check import Step, check_emulated, check_on_gpus
@@ -45,7 +47,7 @@ def run(
         from weft.tools import many_cores
 
         return many_cores.run(op, ranks, nodes, target, shape, dtype, seed, json)
-    ranks, where, why = choose_target(target, ranks, nodes)
+    ranks, where, why = choose_target(target, ranks, nodes, others=[MANYCORE])
     work = options.work_of(op, ranks, nodes, shape, dtype)
     work.check_memory()
     if target != where:
@@ -87,16 +89,17 @@ def worst(steps: list[Step]) -> float | None:
 
 def choose_target(
     target: str, ranks: int | None, nodes: str, *, asks: str = "--target cuda",
-    instead: str = "use --target emu",
+    instead: str = "use --target emu", others: Sequence[str] = (),
 ) -> tuple[int | None, str, str]:  # fmt: skip
     """How many ranks, where they run, and why there.
 
     `auto` takes GPUs where there are at least two, one for each rank, else the emulator. GPUs of
     one host are one node, unless `cuda` is asked for together with several. `asks` names what asks
-    for GPUs where there are too few, `instead` what to do without them.
+    for GPUs where there are too few, `instead` what to do without them, `others` which targets
+    the verb takes besides.
     """
     if target not in TARGETS:
-        raise UsageError(f"--target {target!r}: one of {', '.join(TARGETS)}")
+        raise UsageError(f"--target {target!r}: one of {', '.join([*TARGETS, *others])}")
     if target == "emu":
         return ranks, "emu", "as --target says"
     there = count_gpus()

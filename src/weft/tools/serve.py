@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from weft.base.counts import counted
+from weft.base.errors import UsageError
 from weft.tools import console, options
 from weft.tools.run import PLACES, choose_target
 from weft.tools.words import parse_topology
@@ -34,7 +35,9 @@ def serve(
     max_tokens_per_step: Annotated[
         int, options.option("N", "tokens of all sequences in one step", min=1)
     ] = 2048,
-    max_sequences: Annotated[int, options.option("N", "sequences in one step", min=1)] = 64,
+    max_sequences: Annotated[
+        int, options.option("N", "sequences in one step, up to 256", min=1)
+    ] = 64,
     name: Annotated[
         str, options.option("TEXT", "the model's name, for clients (default: DIR's)")
     ] = "",
@@ -51,8 +54,11 @@ def serve(
     from weft.serve.api import Served
     from weft.serve.engine import Engine
     from weft.serve.ranks import Ranks, Sizes, model_runner
+    from weft.serve.runner import BUCKETS
     from weft.serve.server import Server, bind
 
+    if max_sequences > BUCKETS[-1]:
+        raise UsageError(f"--max-sequences {max_sequences}: {BUCKETS[-1]} at most in one step")
     config, tokenizer = load_config(model), load_tokenizer(model)
     ranks, where, why = choose_target(target, ranks, nodes)
     topology = parse_topology(ranks, nodes)

@@ -6,6 +6,7 @@ Ranks that do alike are played once (compiler/cost/alike.py), so thousands cost 
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, replace
+from pathlib import PurePath
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -93,7 +94,7 @@ def simulate(
     """Predict a program's time on up to thousands of ranks, node by node, without running it."""
     from weft.base.fabric import Fabric
 
-    pictures.check_path(output, "-o")
+    check_drawing(output)
     fabric = Fabric(leaf, oversubscription, slow=slow)
     found = rows(subject, _counts(ranks), per_node, shape, grow, target, hw, fabric)
     kind = KINDS[bool(grow)].format(size=grow)
@@ -173,18 +174,36 @@ def _grown(shape: str, grow: str, times: float) -> str:
     return ",".join(f"{name}={size}" for name, size in sizes.items())
 
 
-def draw(path: str, title: str, found: Sequence[Row]) -> None:
-    """Time and efficiency over ranks.
+def check_drawing(path: str) -> None:
+    """Refuse a picture that cannot be drawn, before the work. An empty path asks for none.
 
-    Raises  UsageError: there is no matplotlib, the file cannot be written
+    Raises  UsageError: there is no matplotlib, an ending that it does not know; as
+            pictures.check_path
     """
+    if not path:
+        return
     try:
-        import matplotlib
-
-        matplotlib.use("Agg")
-        import matplotlib.pyplot as plt
+        from matplotlib.backend_bases import FigureCanvasBase
     except ImportError:
         raise UsageError(f"-o {path}: pictures need matplotlib; pip install matplotlib") from None
+    known = FigureCanvasBase.get_supported_filetypes()
+    if PurePath(path).suffix[1:].lower() not in known:
+        raise UsageError(
+            f"-o {path}: name a file that ends in .png, or in another of {', '.join(sorted(known))}"
+        )
+    pictures.check_path(path, "-o")
+
+
+def draw(path: str, title: str, found: Sequence[Row]) -> None:
+    """Time and efficiency over ranks, in a file that `check_drawing` has let pass.
+
+    Raises  UsageError: the file cannot be written
+    """
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
     figure, (left, right) = plt.subplots(1, 2, figsize=(9, 3.4), layout="constrained")
     ranks: list[Any] = [one.ranks for one in found]
     left.loglog(ranks, [one.us for one in found], "o-", base=2, label="a call")
@@ -195,7 +214,7 @@ def draw(path: str, title: str, found: Sequence[Row]) -> None:
     right.set(xlabel="ranks", ylabel="efficiency, %", ylim=(0, 110), title="predicted")
     try:
         figure.savefig(path, dpi=120)
-    except (OSError, ValueError) as error:
-        raise UsageError(f"-o {path}: {error}") from None
+    except OSError as error:
+        raise UsageError(f"-o {path}: {error.strerror}") from None
     finally:
         plt.close(figure)

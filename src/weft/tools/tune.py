@@ -8,6 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 from weft.base.card import Op
+from weft.base.errors import UsageError
 from weft.base.settings import Settings
 from weft.tools import console, options
 from weft.tools.bench import find_gpus, line_of
@@ -37,7 +38,15 @@ def tune(
     kept for this machine, number of ranks and versions in the folder WEFT_CHOICES.
     """
     from weft.tune import choosing
+    from weft.tune.protocol import MIN_ROUNDS
 
+    if rounds < MIN_ROUNDS:
+        raise UsageError(f"--rounds {rounds}: a median takes at least {MIN_ROUNDS}")
+    if emulated is not None and ranks is not None:
+        raise UsageError(
+            f"--ranks {ranks} and --emulated {emulated}: give one; --emulated says how many ranks"
+            " are emulated, --ranks how many GPUs are measured"
+        )
     card = find_op(op)
     sizes, name = sizes_of(shape, card.default_shape), op_dtype(card, dtype).name
     notes = console.notes()

@@ -15,6 +15,7 @@ from weft.base.errors import UsageError
 from weft.base.report import Finding, Report
 from weft.tools import console, options, pictures
 from weft.tools.check import CALLS, ONE_SLOT, SLOTS, Work
+from weft.tools.emulate import say_if_idle
 from weft.tools.programs import find_op
 from weft.tools.subjects import (
     FEW_SMS,
@@ -268,7 +269,7 @@ def run_schedules(subjects: list[AnySubject], seeds: range, html: str, json: boo
         return observed(lambda o: sampler.run(seed, o))
 
     hints = {key: f"--seed {seed} --schedules 1" for key, seed in first_seen.items()}
-    return tell(report, what, again, html, json, hints, executions=len(seeds))
+    return tell(report, subjects[0], again, html, json, hints, executions=len(seeds))
 
 
 def run_exhaustive(
@@ -287,6 +288,8 @@ def run_exhaustive(
             f"[dim]{subject.variant}: {ran} of up to {one.steps} steps in {one.seconds:.1f} s,"
             f" {one.abandoned} more given up as alike; {state}[/]"
         )
+    for note in found.unwritten:
+        console.notes().print(f"note: {note}", markup=False)
 
     def again(finding: Finding | None) -> tuple[Recorder, Report]:
         path = None if finding is None else found.replays.get(finding.key())
@@ -296,7 +299,7 @@ def run_exhaustive(
 
     hints = {key: f"weft verify --replay {path}" for key, path in found.replays.items()}
     return tell(
-        found.report, what, again, html, json, hints, executions=found.executions,
+        found.report, subjects[0], again, html, json, hints, executions=found.executions,
         abandoned=found.abandoned, replays=list(found.replays.values()),
     )  # fmt: skip
 
@@ -304,15 +307,18 @@ def run_exhaustive(
 def run_replay(path: str, html: str, json: bool) -> int:
     """Run one saved execution again, and show what it shows."""
     subject, recorder, report = replayed(path)
-    return tell(report, subject.name, lambda _: (recorder, report), html, json, {}, executions=1)
+    return tell(report, subject, lambda _: (recorder, report), html, json, {}, executions=1)
 
 
 def tell(
-    report: Report, what: str, again: Callable[[Finding | None], tuple[Recorder, Report]],
+    report: Report, subject: AnySubject, again: Callable[[Finding | None], tuple[Recorder, Report]],
     html: str, json: bool, hints: Mapping[tuple, str], **values: Any,
 ) -> int:  # fmt: skip
     """The report as JSON or for people, with how each finding is seen again; pictures of what was
     found, each of a run that shows it, on a page also of a clean run; the exit code."""
+    what = subject.name
+    if isinstance(subject, ScriptSubject):
+        say_if_idle(report)
     if json:
         console.print_json({**report.to_json(), **values, "bound": report.bound})
     elif report.ok:
@@ -372,7 +378,7 @@ def run_mutants(
 
     bounds, what = Bounds(limit_s=max_seconds), subject.name
     try:
-        with console.bar(f"{what}: mutants") as bar:
+        with console.bar(f"{what}: mutants", before=f"{what}: looking for mutants") as bar:
             if work is not None:
                 found = mutants.mutants_of_op(work, bounds, arch=arch, on_mutant=bar.reach)
             elif isinstance(subject, OpSubject):
@@ -388,9 +394,11 @@ def run_mutants(
         recorder, report = mutants.shown_again(error, what, subject.num_ranks)
         if not json:
             console.notes().print("[dim]no mutant was tried: put the program itself right first[/]")
-        return tell(report, what, lambda _: (recorder, report), html, json, {}, mutants=0)
+        return tell(report, subject, lambda _: (recorder, report), html, json, {}, mutants=0)
     if json:
         console.print_json(found.to_json())
     else:
         console.results().print(str(found), markup=False)
+    if isinstance(subject, ScriptSubject) and not found.verdicts:
+        say_if_idle(observed(lambda o: subject.run(observers=o))[1])
     return console.FINE if found.ok else console.PROBLEM

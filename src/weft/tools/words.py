@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 from typer.core import TyperCommand
@@ -13,6 +13,8 @@ from weft.base.dtypes import Dtype, parse_dtype
 from weft.base.errors import ShapeError, UsageError
 from weft.base.target import Target, parse_target
 from weft.base.topology import DEFAULT_RANKS, Topology, parse_nodes
+from weft.manycore.record import NAME as MANYCORE
+from weft.manycore.record import is_manycore
 
 
 def parse_shape(text: str | None, default: Mapping[str, int]) -> dict[str, int]:
@@ -74,11 +76,23 @@ def parse_topology(ranks: int | None, nodes: str) -> Topology:
     return Topology.of(ranks, known)
 
 
-def parse_targets(text: str) -> list[Target]:
-    targets = [parse_target(word) for word in text.split(",") if word.strip()]
+def parse_targets(text: str, others: Sequence[str] = ()) -> list[Target]:
+    """Raises  UsageError: none, or as find_target"""
+    targets = [find_target(word, others) for word in text.split(",") if word.strip()]
     if not targets:
         raise UsageError("--target is empty; write for example cuda:90,hip:gfx942")
     return targets
+
+
+def find_target(text: str, others: Sequence[str] = ()) -> Target:
+    """One target; `others` are what the verb takes alone, in place of one.
+
+    Raises  UsageError: an unknown one, a many-core machine where kernels are meant
+    """
+    if is_manycore(text.strip()):
+        remedy = "name it alone" if MANYCORE in others else "weft compile writes its C"
+        raise UsageError(f"--target {text.strip()}: Triton has no kernels for it; {remedy}")
+    return parse_target(text, others)
 
 
 def op_dtype(op: Op, text: str, default: str = "bf16") -> Dtype:

@@ -33,6 +33,7 @@ def explore(
             if total.add(finding) and on_new is not None:
                 on_new(seed, finding)
         total.schedules += report.schedules
+        total.launches += report.launches
         if on_schedule is not None:
             on_schedule(seed)
     if total is None:

@@ -291,6 +291,7 @@ def _file(result: Search, execution: Execution, ran: Ran | None, deterministic: 
     result.executions += 1
     result.report.op, result.report.ranks = ran.report.op, ran.report.ranks
     result.report.schedules += 1
+    result.report.launches += ran.report.launches
     result.steps = max(result.steps, len(trace.steps) - trace.ghosts)
     findings = list(ran.report)
     choices = choices_of(trace)
