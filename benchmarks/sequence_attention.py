@@ -36,6 +36,7 @@ from weft.ops import ag_attention
 from weft.plan import attention_by_library as by_library
 from weft.plan.sequence_shards import Shards, shards_of
 from weft.tune import processes
+from weft.tune.compiling import compile_together
 from weft.tune.provenance import provenance, save
 
 RESULTS = Path(__file__).parent / "results"
@@ -234,6 +235,8 @@ def checked(
     lie = [shards_of(tokens, n, zigzag, None, world.device) for zigzag in (False, True)]
     places = [one.positions(world.rank)[0] for one in lie]
     made = [call_of(one, mode, [x[places[one.zigzag]] for x in subject.given]) for one in ways]
+    ours = [call for one, call in zip(ways, made, strict=True) if one.name.startswith("weft")]
+    compile_together(world, lambda: [call() for call in ours])
     for way, call in zip(ways, made, strict=True):
         place = places[way.zigzag]
         try:

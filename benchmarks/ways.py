@@ -23,6 +23,7 @@ from decode_step import measure
 import weft
 from weft.base.parts import part_of
 from weft.tune import processes
+from weft.tune.compiling import compile_together
 from weft.tune.presets import LAYERS
 from weft.tune.provenance import provenance, save
 
@@ -85,6 +86,7 @@ class Subject:
             )
             for name, one in self.ways().items()
         }
+        compile_together(self.world, lambda: [call() for call in ways.values()])
         us = measure(self.world, ways, rounds)
         # Its answer is another: one rank's, or of other rows.
         alone = self.each(lambda a, b: torch.mm(a if self.whole is None else self.whole, b))

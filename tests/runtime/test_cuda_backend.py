@@ -9,11 +9,26 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from weft.language import triton_api
 from weft.runtime.backend import RecordingLife
 from weft.runtime.backends.cuda import CudaBackend, CudaRecording
 from weft.runtime.backends.cuda_driver import Driver
 from weft.runtime.backends.reserved_addresses import ReservedAddresses
 from weft.runtime.heap import GRANULE_BYTES, HeapAllocator, Wanted
+
+
+def test_no_stream_waits_for_a_token_of_launches_that_are_left_out(monkeypatch):
+    queued: list[tuple] = []
+    backend = CudaBackend.__new__(CudaBackend)
+    backend._driver = SimpleNamespace(take_token=lambda *given: queued.append(given))
+    backend._recording = None
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: SimpleNamespace(cuda_stream=7))
+    word = torch.zeros(1, dtype=torch.int64)
+    with triton_api.held_launches():
+        backend.take_token(word)
+    assert not queued
+    backend.take_token(word)
+    assert queued == [(word.data_ptr(), 7)]
 
 
 def test_a_recording_is_of_the_allocations_that_its_copies_name(monkeypatch):

@@ -19,6 +19,7 @@ import torch.distributed as dist
 
 import weft
 from weft.tune.answers import poison
+from weft.tune.compiling import compile_together
 
 SUMS, MOVES = ("all_reduce", "reduce_scatter"), ("all_gather", "all_to_all")
 ODD, WHOLE, UNEVEN = {"m": 24, "n": 33}, {"m": 48, "n": 256}, {"m": 7, "n": 40}
@@ -85,7 +86,9 @@ def main() -> None:
     part = weft.init(groups[whole.rank % 2], heap_bytes=64 << 20)
     found, count = [], 0
     for world in (whole, part):
-        for one in cases(world):
+        some = list(cases(world))
+        compile_together(world, lambda some=some: [one.call() for one in some])
+        for one in some:
             found += one.failures()
             count += 1
         world.synchronize()

@@ -19,6 +19,7 @@ import weft
 from weft.ops import recv, send
 from weft.ops.send import Problem, candidates
 from weft.tune.answers import poison
+from weft.tune.compiling import compile_together
 
 MOST = 48 << 20
 SIZES = {
@@ -136,6 +137,7 @@ def main() -> None:
     world = weft.init(heap_bytes=512 << 20)
     weft.mailbox(MOST, world=world, hops=(1,))
     some, found, count = list(cases(world)), [], 0
+    compile_together(world, lambda: [one.call() for one in some])
     for one in some:
         found += one.failures()
         count += 1

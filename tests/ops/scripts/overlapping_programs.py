@@ -40,6 +40,7 @@ from weft.compiler.passes.place import place
 from weft.compiler.pipeline import overlap
 from weft.plan import run_plan
 from weft.plan.problems import nodes_of
+from weft.tune.compiling import compile_together
 
 EXPERTS = 8
 
@@ -185,6 +186,9 @@ def main() -> None:
         Case(world, few, {"reduced": "two_shot_ll"}, (29, *sizes[1:])),
         Case(world, moe, {}, (sizes[0], sizes[1], sizes[2] // 2)),
     ]  # fmt: skip
+    for one in some:
+        mine = one.given(one.tensors(one.m, 0))
+        compile_together(world, lambda one=one, mine=mine: one.call(one.m, mine))
     found = [failure for one in some for failure in one.failures()]
     world.synchronize()
     assert not found, "\n".join(found)

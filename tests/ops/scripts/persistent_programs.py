@@ -18,6 +18,7 @@ from overlapping_programs import Case, gemm_ar, mlp
 import weft
 from weft.compiler.passes.tile import tile
 from weft.megakernel import Persistent
+from weft.tune.compiling import compile_together
 
 WORKERS = (0, 7)
 TILES = {
@@ -75,6 +76,9 @@ def main() -> None:
         InParts(world, 4, (5, *sizes[1:])),
         InParts(world, 0, (1, *sizes[1:])),
     ]
+    for one in some:
+        mine = one.given(one.tensors(one.m, 0))
+        compile_together(world, lambda one=one, mine=mine: one.call(one.m, mine))
     found = [failure for one in some for failure in one.failures()]
     world.synchronize()
     assert not found, "\n".join(found)

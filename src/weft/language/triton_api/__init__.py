@@ -34,8 +34,12 @@ from weft.language.triton_api.emulator_driver import (
     take_launches,
 )
 from weft.language.triton_api.launching import (
+    COMPILE_THREADS,
     BoundLaunch,
     bound_launch,
+    compile_held,
+    held_launches,
+    launches_are_held,
     load_kernel,
     relaunch,
     relauncher,
@@ -88,14 +92,15 @@ from weft.language.triton_api.tracing import (
 from weft.language.triton_api.versions import HAS_ORDERED_STORES, TRITON_VERSION, ordered_store
 
 __all__ = [
-    "FLOAT32", "HAS_ORDERED_STORES", "INT1", "INT32", "INT64", "TRITON_VERSION", "BoundLaunch",
-    "CompilationError", "EmulatorBackend", "EmulatorDriver", "EmulatorOptions", "JITFunction",
-    "Launch", "LeftOut", "Traced", "assembly", "at_line", "backend_name", "bound_launch", "builtin",
-    "call_jit", "cast", "compile_error", "compile_kernel", "compile_launch", "compiling_for",
-    "constexpr", "cuda_arch", "described_launches", "driver_config", "enclosing_function",
-    "enclosing_line", "enclosing_name", "enclosing_scope", "end_graphs_at_launches", "extern",
-    "file_of", "first_line", "gpu_target", "install_emulator_backend", "is_gluon", "is_one_of",
-    "is_pointer", "is_tensor", "is_tuple", "kinds_of", "link_library", "load_kernel", "make_tuple",
+    "COMPILE_THREADS", "FLOAT32", "HAS_ORDERED_STORES", "INT1", "INT32", "INT64", "TRITON_VERSION",
+    "BoundLaunch", "CompilationError", "EmulatorBackend", "EmulatorDriver", "EmulatorOptions",
+    "JITFunction", "Launch", "LeftOut", "Traced", "assembly", "at_line", "backend_name",
+    "bound_launch", "builtin", "call_jit", "cast", "compile_error", "compile_held",
+    "compile_kernel", "compile_launch", "compiling_for", "constexpr", "cuda_arch",
+    "described_launches", "driver_config", "enclosing_function", "enclosing_line", "enclosing_name",
+    "enclosing_scope", "end_graphs_at_launches", "extern", "file_of", "first_line", "gpu_target",
+    "held_launches", "install_emulator_backend", "is_gluon", "is_one_of", "is_pointer", "is_tensor",
+    "is_tuple", "kinds_of", "launches_are_held", "link_library", "load_kernel", "make_tuple",
     "num_warps", "ordered_store", "put_together", "recorded_launches", "relaunch", "relauncher",
     "renamed", "reshape", "scan_error", "stamped_builtin", "take_launches", "taken_apart",
     "to_tensor", "tuple_fields", "unwrap", "watched_compilations", "when_compiled", "when_loaded",

@@ -8,7 +8,9 @@ stand around, what that function knows, and `make_tensordesc_arg`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from functools import lru_cache
 from inspect import getclosurevars
 from itertools import compress
@@ -33,6 +35,8 @@ from weft.language.triton_api.specialising import (
 )
 
 JITFunction = triton.runtime.jit.JITFunction
+# More wait for each other: Triton's front end is Python.
+COMPILE_THREADS = 8
 _RUN = JITFunction.run
 # Kernels by what they are compiled for, with the objects that this names.
 _loaded: dict[tuple, tuple[Any, list[Any]]] = {}
@@ -78,6 +82,69 @@ def _load(fn: Any, args: Sequence[Any], options: Mapping[str, Any]) -> Any:
     kernel = fn.warmup(*args, grid=(1,), **options)
     kernel._init_handles()
     return kernel
+
+
+@contextmanager
+def held_launches() -> Iterator[dict[Any, Callable[[], None]]]:
+    """What is launched in the brackets is neither compiled nor launched.
+
+    The result has a function for each kernel, which compiles it and leaves it in Triton's cache.
+    Whoever launches gets something that does nothing: it must be thrown away with what keeps it.
+    """
+    held: dict[Any, Callable[[], None]] = {}
+    launch = JITFunction.run
+
+    def hold(fn: Any, *args: Any, grid: Any, warmup: bool, **options: Any) -> Any:
+        constants = [param.is_constexpr for param in fn.params]
+        key = (fn, *map(_kind, args, constants), *sorted(options.items()))
+        held.setdefault(key, lambda: launch(fn, *args, grid=grid, warmup=True, **options))
+        return _Nothing()
+
+    hold.is_holding = True
+    JITFunction.run = hold
+    try:
+        yield held
+    finally:
+        JITFunction.run = launch
+
+
+def launches_are_held() -> bool:
+    """Is it now that launches are left out? Nothing must then wait for what one would do."""
+    return hasattr(JITFunction.run, "is_holding")
+
+
+def compile_held(held: Sequence[Callable[[], None]]) -> None:
+    """Call functions of `held_launches`, on several threads where Triton can; not on the emulator,
+    whose kernels are an emulated rank's, and of its thread."""
+    mode = getattr(triton, "AsyncCompileMode", None)
+    if mode is None or isinstance(driver_config.active, EmulatorDriver):
+        for compile_one in held:
+            compile_one()
+        return
+    with ThreadPoolExecutor(COMPILE_THREADS) as executor, mode(executor):
+        for compile_one in held:
+            compile_one()
+
+
+def _kind(value: Any, is_constant: bool) -> Any:
+    """What of an argument a kernel depends on, as far as is needed to tell two kernels apart."""
+    if isinstance(value, tuple):
+        return tuple(_kind(one, is_constant) for one in value)
+    if hasattr(value, "data_ptr"):
+        return str(value.dtype), value.data_ptr() % 16
+    if isinstance(value, int) and not is_constant:
+        return value == 1, value % 16 == 0
+    return str(value)
+
+
+class _Nothing:
+    """Stands for a kernel that nobody compiled."""
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda *args, **options: None
+
+    def __getitem__(self, grid: Any) -> Any:
+        return lambda *args, **options: None
 
 
 def relaunch(kernel: Any, grid: tuple[int, int, int], *args: Any) -> None:
