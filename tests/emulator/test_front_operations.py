@@ -458,7 +458,7 @@ def test_unknown_operation_names_the_line():
 
 def test_inline_assembly_and_foreign_functions_are_refused():
     asm = (
-        '%out = tt.elementwise_inline_asm "ex2.approx.f32 $0, $1;" {constraints = "=r,r", '
+        '%out = tt.elementwise_inline_asm "ex2.approx.f64 $0, $1;" {constraints = "=r,r", '
         "packed_element = 1 : i32, pure = false} %0 : tensor<16xi32> -> tensor<16xi32> loc(#loc)"
     )
     with pytest.raises(UnsupportedError, match=r"ex2\.approx[\s\S]*somewhere\.py:7"):
