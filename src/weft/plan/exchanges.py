@@ -19,7 +19,6 @@ from functools import partial
 from typing import Any, ClassVar
 
 import torch
-from torch import empty_like
 from torch.autograd.graph import increment_version
 
 from weft.base import fields
@@ -359,7 +358,7 @@ class Call:
     def __call__(self, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
         """Queue the call; its result. Collective."""
         if out is None:
-            out = empty_like(self._like)
+            out = torch.empty_like(self._like)
         else:
             increment_version((out,))
         if self.is_empty:

@@ -19,7 +19,6 @@ from functools import partial
 from typing import Any, ClassVar, NamedTuple
 
 import torch
-from torch import empty_like
 from torch.autograd.graph import increment_version
 
 from weft.base.card import Op
@@ -457,7 +456,7 @@ class Receive(_Call):
     def __call__(self, out: torch.Tensor | None) -> torch.Tensor:
         """Queue the call; its result."""
         if out is None:
-            out = empty_like(self._like)
+            out = torch.empty_like(self._like)
         else:
             increment_version((out,))
         self.begin()

@@ -13,7 +13,6 @@ from functools import cached_property, lru_cache, partial
 from typing import Any, ClassVar
 
 import torch
-from torch import empty_like
 from torch.autograd.graph import increment_version
 
 from weft.base.errors import DtypeError, OutOfMemoryError, ShapeError
@@ -218,7 +217,7 @@ class ProductCall:
     def __call__(self, out: torch.Tensor | None, **tensors: Any) -> torch.Tensor:
         """Queue the call; its result. Collective."""
         if out is None:
-            out = empty_like(self._like)
+            out = torch.empty_like(self._like)
         else:
             begin = out.data_ptr()
             end = begin + out.nbytes
@@ -347,7 +346,7 @@ class Call(ProductCall):
         if product is None:
             shape = self.problem.m, self.problem.n
             product = a.new_empty(shape, dtype=self._out[1])
-        self._run_unfused(empty_like(self._like), product.zero_())
+        self._run_unfused(torch.empty_like(self._like), product.zero_())
 
 
 # ---------------------------------------------------------------------------------------------
