@@ -33,6 +33,7 @@ from weft.ir.shapes import ACTIVATIONS, GATED
 from weft.ir.task import Program, Task
 from weft.ir.tensor import TABLE, Halves, Pieces, Replicate, Shard, Times, Type
 
+HAS = "a value of a program has @, *, + and the functions of weft.compiler alone"
 # What the result of an operation is called; a second one gets a number.
 RESULTS = {
     "matmul": "product", "matmul_tn": "product", "mul": "scaled", "add": "total",
@@ -130,19 +131,14 @@ class Value:
         if attribute.startswith("__"):  # Python itself asks for these
             raise AttributeError(attribute)
         raise UsageError(
-            f"{self.name}.{attribute}: a value of a program has @, *, + and the functions of "
-            "weft.compiler alone",
+            f"{self.name}.{attribute}: {HAS}",
             place=_user_place(),
         )
 
 
 def _refused(sign: str) -> Callable[..., Any]:
     def refuse(one: Value, *_: Any) -> Any:
-        raise UsageError(
-            f"{sign} of {one.name}: a value of a program has @, *, + and the functions of "
-            "weft.compiler alone",
-            place=_user_place(),
-        )
+        raise UsageError(f"{sign} of {one.name}: {HAS}", place=_user_place())
 
     return refuse
 
@@ -436,11 +432,10 @@ def trace(
     returned = function(**inputs, **constants)
     results = returned if isinstance(returned, tuple) else (returned,)
     if not results or not all(isinstance(one, Value) for one in results):
-        kind = (
-            f"a {type(returned).__name__}" if isinstance(returned, list | dict) else "what is not"
+        message = f"{name} returns a {type(returned).__name__}"
+        raise UsageError(
+            f"{message}; it returns a value of itself, or a tuple of these", place=here
         )
-        message = f"{name} returns {kind}; it returns a value of itself, or a tuple of these"
-        raise UsageError(message, place=here)
     names = tuple(one.name for one in results)
     return Program(name, mesh, tuple(_needed(traced.tasks, names)), names, place=here)
 

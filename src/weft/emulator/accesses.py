@@ -316,10 +316,11 @@ class Accessor:
             self.learn(word.acquire(self.device_number, scope))
         else:
             self.saw(word, scope)
-        if modifies:
-            word.values.stored(self, old, new, word.published)
-        else:
-            word.values.looked(self, old)
+        if self.sight is None:  # which keeps what words have held itself
+            if modifies:
+                word.values.stored(self, old, new, word.published)
+            else:
+                word.values.looked(self, old)
         if replaces:
             word.published.clear()
         releases = writes and order.releases

@@ -185,9 +185,11 @@ class _Reader:
             return vector
         modifiers = {word for word in words[1:] if not TYPE.match(word)}
         reads = [self._read(one, operand) for operand in operands[1:]]
-        count, _ = vector_ptx.ON_NUMBERS.get(words[0], (0, None))
-        if words[-1] == "f32" and count == len(reads) and modifiers <= vector_ptx.ROUNDINGS:
-            return vector_ptx.on_numbers(words[0], reads, self._write(one, operands[0]))
+        count, change = vector_ptx.ON_NUMBERS.get(words[0], (0, None))
+        if change and words[-1] == "f32" and count == len(reads):
+            if modifiers <= vector_ptx.ROUNDINGS:
+                write, f32 = self._write(one, operands[0]), np.dtype(np.float32)
+                return vector_ptx.on_numbers(change, f32, np.float64, reads, write)
         kinds = [_kind(word) for word in words[1:] if TYPE.match(word)]
         if not kinds or any(kind.letter == "f" for kind in kinds) and words[0] != "mov":
             raise _refusal(one.text, "integers and some of f32 are computed with")
@@ -201,7 +203,8 @@ class _Reader:
         if name in vector_ptx.ON_PAIRS and words[-1] in vector_ptx.PAIRS and len(operands) == 3:
             reads = [self._read(one, operand) for operand in operands[1:]]
             pair = vector_ptx.PAIRS[words[-1]]
-            return vector_ptx.on_pairs(name, pair, reads, self._write(one, operands[0]))
+            change, write = vector_ptx.ON_PAIRS[name], self._write(one, operands[0])
+            return vector_ptx.on_numbers(change, pair, np.float32, reads, write)
         if name != "mov" or len(operands) != 2 or not TYPE.match(words[-1]):
             return None
         to, given = operands

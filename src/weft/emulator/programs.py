@@ -240,14 +240,14 @@ class Program(TensorAccess):
                 scope if order.acquires else None,
             )  # fmt: skip
         word, newest = allocation.sync_word(cell), view[index]
+
+        def suits(value) -> bool:
+            return not behind(value, at_least, kind)
+
         if self.sight is not None:
-            _, word = self.sight.seen(
-                self, allocation, cell, newest, word, lambda v: not behind(v, at_least, kind)
-            )
+            _, word = self.sight.seen(self, allocation, cell, newest, word, suits)
         else:
-            word = SyncWord(word.values.told(
-                self, newest, word.published, lambda v: not behind(v, at_least, kind)
-            ))  # fmt: skip
+            word = SyncWord(word.values.told(self, newest, word.published, suits))
         if order.acquires:
             self.learn(word.acquire(self.rank, scope))
 

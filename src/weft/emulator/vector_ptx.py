@@ -70,26 +70,16 @@ def joined(reads: list[Read], write: Write, bits: int) -> Callable[[Any], None]:
     return step
 
 
-def on_pairs(name: str, dtype: np.dtype, reads: list[Read], write: Write) -> Callable[[Any], None]:
-    """`add.bf16x2 c, a, b`: both halves, each rounded once."""
-    change = ON_PAIRS[name]
-
-    def step(lane: Any) -> None:
-        bits = [np.array([read(lane) & 0xFFFFFFFF], np.uint32) for read in reads]
-        a, b = (one.view(dtype).astype(np.float32) for one in bits)
-        write(lane, int(change(a, b).astype(dtype).view(np.uint32)[0]))
-
-    return step
-
-
-def on_numbers(name: str, reads: list[Read], write: Write) -> Callable[[Any], None]:
-    """`fma.rn.f32 d, a, b, c`."""
-    _, function = ON_NUMBERS[name]
+def on_numbers(
+    change: Callable[..., Any], dtype: np.dtype, wide: type, reads: list[Read], write: Write
+) -> Callable[[Any], None]:
+    """`add.bf16x2 c, a, b`, `fma.rn.f32 d, a, b, c`: each number of a register, computed in `wide`
+    and rounded once."""
 
     def step(lane: Any) -> None:
         bits = [np.array([read(lane) & 0xFFFFFFFF], np.uint32) for read in reads]
         with np.errstate(all="ignore"):
-            result = function(*(one.view(np.float32).astype(np.float64) for one in bits))
-            write(lane, int(result.astype(np.float32).view(np.uint32)[0]))
+            result = change(*(one.view(dtype).astype(wide) for one in bits))
+            write(lane, int(result.astype(dtype).view(np.uint32)[0]))
 
     return step

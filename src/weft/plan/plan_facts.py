@@ -6,6 +6,7 @@ Calls of all sizes of a class run one plan; the first call of each asks all of t
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from functools import cached_property
 
 from weft.compiler import layouts
 from weft.ir import device, text
@@ -32,6 +33,7 @@ class PlanFacts:
     """Of one plan. `PlanFacts.of(plan)` are those that are kept with it."""
 
     def __init__(self, plan: Plan) -> None:
+        self._plan = plan
         self.buffers: dict[str, Buffer] = {one.name: one for one in plan.of(Buffer)}
         self.channels: dict[str, Channel] = {one.name: one for one in plan.of(Channel)}
         self.places = {name: one.place for name, one in self.buffers.items()}
@@ -56,8 +58,12 @@ class PlanFacts:
         # The open sizes that columns follow from.
         columns = {_name_of(one.sizes[-1]) for one in plan.of(Buffer) if len(one.sizes) > 1}
         self.sizes_of_columns = tuple(sorted(columns - {"", NUM_RANKS}))
-        self.digest = text.digest(plan.bare.statements)
         self.is_credited = any(getattr(step, "takes", False) for step in plan.steps)
+
+    @cached_property
+    def digest(self) -> str:
+        """By which plans of one name are told apart."""
+        return text.digest(self._plan.bare.statements)
 
     @classmethod
     def of(cls, plan: Plan) -> PlanFacts:

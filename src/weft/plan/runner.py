@@ -159,9 +159,7 @@ class PlanRunner:
         """All that follows from sizes; what does not is as that of a runner `like` it."""
         world, plan = self.world, self.plan
         self.sized = sized = SizedPlan(world, plan, sizes)
-        # What all ranks must call alike.
-        named = ", ".join([f"{name}={size}" for name, size in sorted(sized.sizes.items())])
-        self._name = f"program {plan.name} (plan {PlanFacts.of(plan).digest}) with {named}"
+        self._name = ""  # found by the first call of a program; operators have names of their own
         self._launches = self._find_launches(self._laid_out(tensors), like)
         self.memory = Memory(sized, self._launches)
         self.starts = Starts(sized, self.memory, self._launches)
@@ -231,6 +229,9 @@ class PlanRunner:
         Raises  CallOrderError: ranks that differ; UsageError: a plan that cannot be recorded
         """
         tensors = self._laid_out(tensors)
+        if not self._name:  # what all ranks must call alike
+            named = ", ".join([f"{one}={n}" for one, n in sorted(self.sized.sizes.items())])
+            self._name = f"program {self.plan.name} (plan {self.facts.digest}) with {named}"
         try:
             self.world.operator_call(self._name)
         except CallOrderError as error:
