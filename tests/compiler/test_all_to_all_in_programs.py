@@ -88,7 +88,9 @@ def test_attention_of_tokens_that_are_split(ranks, m):
     def main():
         world = weft.init()
         got = layer(part(x, world.rank, ranks, 0), *weights, world=world, m=m)
-        torch.testing.assert_close(got, part(wanted, world.rank, ranks, 0))
+        # Products of unscaled numbers: what is lost grows with the largest, not with each.
+        part_wanted = part(wanted, world.rank, ranks, 0)
+        torch.testing.assert_close(got, part_wanted, rtol=0, atol=2e-6 * float(wanted.abs().max()))
 
     with weft.emulated(ranks) as session:
         session.run(main)

@@ -21,10 +21,10 @@ RANKS, HEAP_BYTES, KEPT = 2, 64 << 20, 24
 # What the sizes of a call are drawn from. The first calls have the largest, and one of each class
 # of sizes (compiler/facts.py), for which operators may choose another way.
 LARGEST, CLASSES = 40, (40, 1, 2, 3, 4, 8, 16, 24, 32)
-# The emulator remembers each access: who made it, from which line, what that one knew, and what it
-# has published at which word.
+# The emulator remembers each access: who made it, from which line, what that one knew, what it has
+# published at which word, and the word's last values.
 PAST = ("weft.emulator.clocks.", "weft.emulator.shadow.", "weft.emulator.ledger.",
-        "weft.emulator.memory.SyncWord",
+        "weft.emulator.memory.SyncWord", "weft.emulator.word_values.",
         "weft.base.place.")  # fmt: skip
 # Calls of one operator, with those that it makes of others.
 HELD = 6
