@@ -4,7 +4,13 @@ import pytest
 import torch
 from fake_machine import run_ranks
 
-from weft.base.errors import DtypeError, OutOfMemoryError, ShapeError, UsageError
+from weft.base.errors import (
+    AllocationOrderError,
+    DtypeError,
+    OutOfMemoryError,
+    ShapeError,
+    UsageError,
+)
 from weft.language.wait_report import WaitReport
 from weft.runtime.heap import HeapAllocator, Wanted
 
@@ -26,6 +32,29 @@ def test_slots_alternate_and_are_the_same_memory_again():
 
     offsets = run_ranks(main, 2)
     assert offsets[0] == offsets[1]
+
+
+def test_ranks_meet_once_for_all_that_a_request_takes():
+    def main(world):
+        steps = world._sequence
+        ask(world, 16)
+        first = world._sequence - steps
+        ask(world, 16)
+        ask(world, 64)
+        return first, world._sequence - steps
+
+    assert run_ranks(main, 2) == [(1, 2)] * 2
+
+
+def test_the_first_allocation_that_ranks_do_not_share_is_named():
+    def main(world):
+        signals = {"rows_ready": (4 + world.rank, torch.int64)}
+        world.workspace("ag_gemm", {"gathered": ((16,), torch.int64)}, signals)
+
+    for error in run_ranks(main, 2):
+        assert isinstance(error, AllocationOrderError)
+        assert "signals 'ag_gemm[0].rows_ready' torch.int64[4]" in str(error)
+        assert "signals 'ag_gemm[0].rows_ready' torch.int64[5]" in str(error)
 
 
 def test_how_many_there_are_is_a_setting(monkeypatch):

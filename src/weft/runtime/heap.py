@@ -11,7 +11,7 @@ across two of them.
 
 from __future__ import annotations
 
-from bisect import bisect_right, insort
+from bisect import bisect_left, bisect_right, insort
 from collections.abc import Iterable
 from copy import copy
 from dataclasses import dataclass, field
@@ -28,8 +28,7 @@ SIGNALS_PART = 32
 GRANULE_BYTES = 2 << 20
 
 
-@dataclass(frozen=True, order=True)
-class Block:
+class Block(NamedTuple):
     """One allocation: `offset` from the heap's base, the bytes asked for, its name."""
 
     offset: int
@@ -227,7 +226,7 @@ class HeapAllocator:
                 f"{self.owner}: nothing was allocated at offset {offset}"
                 + (f" (it lies inside {block.name!r}); free the whole tensor" if block else "")
             )
-        self._blocks.remove(block)
+        del self._blocks[bisect_left(self._blocks, offset, key=_offset)]
         if not block.is_signal:
             home = next(one for one in self._segments if block.offset < one.end)
             home.add_hole(block.offset, round_up(block.nbytes))

@@ -317,10 +317,11 @@ class Workspace:
                 self._storages = self._outgrown.pop(self._generation)
             raise
         self._generation += 1
-        self._storages = [
-            _Storage(self.world, label, dict(size[0]), size[1], arg)
-            for label, arg in zip(self._labels(), self._given, strict=True)
-        ]
+        with self.world.allocating_together():
+            self._storages = [
+                _Storage(self.world, label, dict(size[0]), size[1], arg)
+                for label, arg in zip(self._labels(), self._given, strict=True)
+            ]
 
     def _args(self, old: _Storages) -> Sequence[SlotArg | None]:
         """Words that new slots have already."""
