@@ -11,8 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import reduce
-from operator import or_
 from typing import Any
 
 import torch
@@ -35,7 +33,7 @@ from weft.megakernel.ordering import by_depth
 from weft.megakernel.sequences import KEYS, OF_KEYS, split_keys
 from weft.megakernel.tables import tables
 from weft.megakernel.tasks.scoreboard import Board
-from weft.plan.command_list import ALIGN, CommandList, address_of, extent_bytes, places_of
+from weft.plan.kept_launches import KeptLaunches
 from weft.plan.launches import Start
 from weft.plan.memory import like
 from weft.tiles import attention, gemm, rows
@@ -169,9 +167,7 @@ class Runner:
         memory = {"memory": ((max(1, self.graph.symmetric_bytes),), torch.uint8)}
         self._slots = world.asked(f"persistent {program.name}", {}, signals, shared=memory)
         self._is_recording = world.is_recording
-        # The launch, once it is kept; not where a launch is no matter of addresses.
-        self._listed: CommandList | None = None
-        self._can_list = world.backend.by_address is not None
+        self._kept = KeptLaunches(world)
         shown = [f"{name}={size}" for name, size in sorted(sizes.items())]
         tasks = text.digest(program.tasks)
         self._name = f"program {program.name} (tasks {tasks}) as one kernel with {', '.join(shown)}"
@@ -185,32 +181,9 @@ class Runner:
             tensors = {**tensors, **{name: tensors[name].contiguous() for name in self._copied}}
         bound = {**tensors, **{name: torch.empty_like(one) for name, one in self._likes.items()}}
         local = self.world.scratch(f"persistent {self.program.name}", self._local_bytes)
-        if is_recording or not self._run_listed(bound, slot, local):
-            self._start(self._bind(bound, slot, local), slot).run()
+        start = lambda: (self._start(self._bind(bound, slot, local), slot),)  # noqa: E731
+        self._kept.run([*bound.values()], slot, is_recording, start, local)
         return tuple(bound[name] for name in self.graph.results)
-
-    def _run_listed(
-        self, bound: Mapping[str, torch.Tensor], slot: Any, local: torch.Tensor
-    ) -> bool:
-        """Launch what is kept, with these addresses in it: the tenth of the host's time that a look
-        at hundreds of arguments takes. False where nothing can be kept, or is kept yet."""
-        given = [*map(address_of, bound.values())]
-        if not self._can_list or reduce(or_, given) % ALIGN:
-            return False
-        there, sizes = places_of(self.world, slot)
-        places = [0, local.data_ptr(), *given, *there]
-        if self._listed is None:
-            sizes = [0, local.nbytes, *map(extent_bytes, bound.values()), *sizes]
-            listed = CommandList(self.world, places, sizes)
-            if not listed.is_clear:  # tensors that overlap, this time
-                return False
-            start = self._start(self._bind(bound, slot, local), slot)
-            self._can_list = listed.launch("main", start)
-            if not self._can_list:
-                return False
-            self._listed = listed
-        self._listed.run(places)
-        return True
 
     def _bind(
         self, bound: Mapping[str, torch.Tensor], slot: Any, local: torch.Tensor

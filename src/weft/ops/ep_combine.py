@@ -53,10 +53,13 @@ from weft.compiler.experts import Routing, Tables
 from weft.ops import _baselines
 from weft.ops.ep_dispatch import Problem as Dispatch
 from weft.plan import by_libraries, expert_parallel, operations
-from weft.plan.call_cache import check_apart, check_out, other_kind
+from weft.plan.call_cache import by_layout, check_apart, check_out, find_call, other_kind
+from weft.plan.choices import given_or_chosen
 from weft.plan.expert_parallel import Config, Handle
 from weft.plan.expert_parallel import candidates as candidates
+from weft.plan.kept_launches import KeptLaunches
 from weft.plan.launches import Start
+from weft.plan.memory import like
 from weft.plan.problems import random_rows
 from weft.plan.routing import random_tables
 from weft.plan.vectors import elements_in_vector, width_of
@@ -157,25 +160,60 @@ def _combine(
     config: Config | None, out: torch.Tensor | None = None,
 ) -> torch.Tensor:  # fmt: skip
     """The call itself, of which torch sees nothing."""
-    problem = problem_of(world, y, handle, weighted, by_choice)
-    tables, own = handle.tables, handle.tables.ids.shape[0]
-    if out is None:
-        out = torch.empty((own, problem.n), dtype=y.dtype, device=y.device)
-    else:
-        check_out("ep_combine", out, (own, problem.n), y.dtype, world)
-        check_apart("ep_combine", out, {"y": y})
-        increment_version((out,))
-    config = expert_parallel.begin(world, problem, config, f"{weighted=} {by_choice=}")
-    if config.transport == UNFUSED and not problem.is_empty:
-        add_up = by_libraries.sums_of_choices if by_choice else by_libraries.sums_of_slots
-        add_up(world, problem, y, out, tables)
-    elif not problem.is_empty:
-        _rows(world, problem, config, y, out, tables).run()
-    return out
+    tables = handle.tables
+    rest = (handle.problem, tables.ids.shape[0], weighted, by_choice, config)
+    return find_call(world, "ep_combine", (y, out), rest, _Call, by_layout)(y, out, tables)
 
 
-def _slot_of(world: Any, problem: Problem, config: Config) -> tuple[Any, relay.Groups | None]:
-    """A slot of the kernel; where nodes' sums are relayed, how parts of them lie there."""
+class _Call:
+    """What calls with tensors like these share on one rank; `there` is the dispatch's problem, of
+    which this rank has `own` tokens."""
+
+    tensors = ""
+
+    def __init__(
+        self, world: World, y: Any, out: Any, there: Any, own: int, weighted: bool,
+        by_choice: bool, config: Config | None,
+    ) -> None:  # fmt: skip
+        problem = problem_of(world, y, there, weighted, by_choice)
+        if out is not None:
+            check_out("ep_combine", out, (own, problem.n), y.dtype, world)
+        config = given_or_chosen(world, problem, config)
+        self.world, self.problem, self.config = world, problem, config
+        self.name = expert_parallel.name_of(problem, config, f"{weighted=} {by_choice=}")
+        self._like = like((own, problem.n), y.dtype, world.device)
+        self._is_unfused = config.transport == UNFUSED
+        self._kept = KeptLaunches(world)
+        self._slots, self._groups = None, None
+        if not (problem.is_empty or self._is_unfused):
+            self._slots, self._groups = _slots_of(world, problem, config)
+
+    def __call__(self, y: Any, out: Any, tables: Tables) -> torch.Tensor:
+        """Queue the call; its result. Collective."""
+        world, problem = self.world, self.problem
+        if out is None:
+            out = torch.empty_like(self._like)
+        else:
+            check_apart("ep_combine", out, {"y": y})
+            increment_version((out,))
+        world.operator_call(self.name, self.tensors)
+        if self._slots is not None:
+            is_recording = world.is_recording()
+            slot = self._slots.take(is_recording)
+            start = lambda: (self._start(slot, y, out, tables),)  # noqa: E731
+            self._kept.run([y, out, *tables], slot, is_recording, start)
+        elif not problem.is_empty:
+            by_choice = problem.by_choice
+            add_up = by_libraries.sums_of_choices if by_choice else by_libraries.sums_of_slots
+            add_up(world, problem, y, out, tables)
+        return out
+
+    def _start(self, slot: Any, y: Any, out: Any, tables: Tables) -> Start:
+        return _rows(self.world, self.problem, self.config, (slot, self._groups), y, out, tables)
+
+
+def _slots_of(world: Any, problem: Problem, config: Config) -> tuple[Any, relay.Groups | None]:
+    """Slots of the kernel; where nodes' sums are relayed, how parts of them lie there."""
     groups, arrays, parts = None, {"shares": problem.shares_bytes}, 0
     if config.num_nodes(problem) > 1:
         groups = relay.groups_among(problem.nodes)
@@ -184,11 +222,15 @@ def _slot_of(world: Any, problem: Problem, config: Config) -> tuple[Any, relay.G
     shared, signals = expert_parallel.memory_of(problem, config, "shares_ready", **arrays)
     if parts:
         signals["relayed_ready"] = (parts * config.grid(problem), torch.int64)
-    return world.workspace("ep_combine", signals=signals, shared=shared), groups
+    return world.asked("ep_combine", signals=signals, shared=shared), groups
 
 
-def _rows(world: Any, problem: Problem, config: Config, y: Any, out: Any, tables: Tables) -> Start:
-    slot, groups = _slot_of(world, problem, config)
+def _rows(
+    world: Any, problem: Problem, config: Config, there: tuple[Any, relay.Groups | None], y: Any,
+    out: Any, tables: Tables,
+) -> Start:  # fmt: skip
+    """The launch, with a slot and how nodes' parts lie there."""
+    slot, groups = there
     shares, relayed = slot.shares.view(problem.torch_dtype), None
     if groups is not None:
         parts, has = slot.relayed.view(problem.torch_dtype), slot.has.view(torch.int32)
@@ -210,14 +252,13 @@ def _rows(world: Any, problem: Problem, config: Config, y: Any, out: Any, tables
 
 
 def problem_of(
-    world: World, y: Any, handle: Handle, weighted: bool, by_choice: bool = False
+    world: World, y: Any, there: expert_parallel.Problem, weighted: bool, by_choice: bool = False
 ) -> Problem:
-    """The problem that this rank's tensors are a part of.
+    """The problem that this rank's tensors are a part of; `there` is the dispatch's.
 
     Raises  ShapeError, DtypeError: tensors that do not fit together, or the world
     """
     layouts.bind_sizes("ep_combine", world, {"y": y}, {"y": "slots n"})
-    there = handle.problem
     if y.shape[0] != there.capacity:
         raise ShapeError(
             f"ep_combine: y has {y.shape[0]} rows but the dispatch capacity={there.capacity}; pass "

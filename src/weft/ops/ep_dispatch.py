@@ -42,7 +42,7 @@ Source  the design's section 4; DeepEP's dispatch for the idea, docs/decisions/0
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -57,12 +57,15 @@ from weft.compiler import layouts
 from weft.compiler.experts import Routing, Tables
 from weft.ops import _baselines
 from weft.plan import by_libraries, expert_parallel, operations
-from weft.plan.call_cache import other_kind
+from weft.plan.call_cache import by_layout, find_call, other_kind
+from weft.plan.choices import given_or_chosen
 from weft.plan.expert_parallel import RELAY, Config, Handle
 from weft.plan.expert_parallel import candidates as candidates
+from weft.plan.kept_launches import KeptLaunches
 from weft.plan.launches import Start
+from weft.plan.memory import like
 from weft.plan.problems import nodes_of, random_rows
-from weft.plan.routing import random_choices, tables_of
+from weft.plan.routing import random_choices, tables_like, tables_of
 from weft.plan.vectors import as_words, power_of_two, width_of, words_in_vector
 from weft.runtime.world import World
 from weft.tiles import choices
@@ -169,31 +172,83 @@ def _dispatch(
     config: Config | None,
 ) -> Dispatched:  # fmt: skip
     """The call itself, of which torch sees nothing."""
-    given = {"ids": ids, "weights": weights, "experts": experts}
-    problem = problem_of(world, rows, scales, given, max_tokens, capacity, tile_m, handle)
-    kind = f"{'' if handle is None else 'again'} {problem.scale_bytes}"
-    config = expert_parallel.begin(world, problem, config, kind)
-    slot = _slot_of(world, problem, config) if problem.m else None
-    if handle is None:
-        made = Tables.empty(problem, len(rows), rows.device)._replace(weights=weights)
-        handle = Handle(made, problem)
-        if slot is not None:
-            _tables(world, problem, config, slot, ids, made).run()
-    sent = [rows] if scales is None else [rows, scales]
-    got = [one.new_empty(problem.capacity, one.shape[1]) for one in sent]
-    if slot is not None and config.transport == UNFUSED:
-        # Without columns, the launch behind that of the tables gives the slot back.
-        none = [one[:, :0] for one in (rows, got[0])]
-        alone = replace(problem, n=0, scale_bytes=0)
-        _rows(world, alone, config, slot, none[:1], none[1:], handle.tables, False).run()
-        for one, out in zip(sent, got, strict=True):
-            by_libraries.rows_of_slots(world, problem, one, out, handle.tables)
-    elif slot is not None:
-        _rows(world, problem, config, slot, sent, got, handle.tables, clear).run()
-    elif clear:
-        for one in got:
-            one.zero_()
-    return Dispatched(got[0] if scales is None else tuple(got), handle._replace(problem=problem))
+    there = None if handle is None else (handle.problem, handle.tables.ids.shape[0])
+    rest = (experts, max_tokens, capacity, tile_m, there, clear, config)
+    call = find_call(world, "ep_dispatch", (rows, scales, ids, weights), rest, _Call, by_layout)
+    return call(rows, scales, ids, weights, handle)
+
+
+class _Call:
+    """What dispatches of tensors like these share on one rank; `there` are a handle's problem and
+    how many own tokens it is of."""
+
+    tensors = ""
+
+    def __init__(
+        self, world: World, x: Any, scales: Any, ids: Any, weights: Any, experts: int | None,
+        max_tokens: int | None, capacity: int | None, tile_m: int,
+        there: tuple[Any, int] | None, clear: bool, config: Config | None,
+    ) -> None:  # fmt: skip
+        given = {"ids": ids, "weights": weights, "experts": experts}
+        problem = problem_of(world, x, scales, given, max_tokens, capacity, tile_m, there)
+        config = given_or_chosen(world, problem, config)
+        self.world, self.problem, self.config = world, problem, config
+        self.own, self.clear, self.is_again = len(x), clear, there is not None
+        kind = f"{'again' if self.is_again else ''} {problem.scale_bytes}"
+        self.name = expert_parallel.name_of(problem, config, kind)
+        self._likes = [
+            like((problem.capacity, one.shape[1]), one.dtype, world.device)
+            for one in (x, scales) if one is not None
+        ]  # fmt: skip
+        self._tables_like = tables_like(problem, self.own, world.device)
+        self._slots = _slots_of(world, problem, config) if problem.m else None
+        self._errors: Any = None  # where the kernel says what is wrong with choices
+        self._kept = KeptLaunches(world)
+
+    def __call__(
+        self, rows: Any, scales: Any, ids: Any, weights: Any, handle: Handle | None
+    ) -> Dispatched:
+        """Queue the call. Collective."""
+        world, problem = self.world, self.problem
+        world.operator_call(self.name, self.tensors)
+        if handle is None:
+            if self._slots is None:
+                made = Tables.empty(problem, self.own, world.device)
+            else:
+                made = Tables(*map(torch.empty_like, self._tables_like))
+            handle = Handle(made._replace(weights=weights), problem)
+        tables = handle.tables
+        sent = [rows] if scales is None else [rows, scales]
+        got = [*map(torch.empty_like, self._likes)]
+        if self._slots is not None:
+            is_recording = world.is_recording()
+            slot = self._slots.take(is_recording)
+            named = [*sent, *got, *tables] if self.is_again else [*sent, *got, *tables, ids]
+            starts = partial(self._starts, slot, ids, sent, got, tables)
+            self._kept.run(named, slot, is_recording, starts)
+            if self.config.transport == UNFUSED:
+                for one, out in zip(sent, got, strict=True):
+                    by_libraries.rows_of_slots(world, problem, one, out, tables)
+        elif self.clear:
+            for one in got:
+                one.zero_()
+        return Dispatched(
+            got[0] if scales is None else tuple(got), handle._replace(problem=problem)
+        )
+
+    def _starts(
+        self, slot: Any, ids: Any, sent: Sequence[Any], got: Sequence[Any], tables: Tables
+    ) -> Iterator[Start]:
+        world, problem, config, clear = self.world, self.problem, self.config, self.clear
+        if not self.is_again:
+            if self._errors is None:
+                self._errors = _errors_of(world, problem)
+            yield _tables(world, problem, config, slot, ids, tables, self._errors)
+        if config.transport == UNFUSED:
+            # Without columns, the launch behind that of the tables gives the slot back.
+            sent, got = ([one[0][:, :0]] for one in (sent, got))
+            problem, clear = replace(problem, n=0, scale_bytes=0), False
+        yield _rows(world, problem, config, slot, sent, got, tables, clear)
 
 
 def _blocks(problem: Problem, config: Config) -> choices.Blocks:
@@ -201,8 +256,8 @@ def _blocks(problem: Problem, config: Config) -> choices.Blocks:
     return choices.Blocks.of(problem, columns, config.batch, programs)
 
 
-def _slot_of(world: Any, problem: Problem, config: Config) -> Any:
-    """Arrays of both kernels."""
+def _slots_of(world: Any, problem: Problem, config: Config) -> Any:
+    """Slots with the arrays of both kernels."""
     blocks = _blocks(problem, config)
     gathered, scales = (problem.num_tokens * x for x in (problem.row_bytes, problem.scale_bytes))
     sizes = {"gathered": gathered, "scales": scales}
@@ -211,16 +266,22 @@ def _slot_of(world: Any, problem: Problem, config: Config) -> Any:
     arrays, words = expert_parallel.memory_of(problem, config, "rows_ready", **sizes)
     buffers, signals = blocks.memory
     buffers = {**buffers, "wrong": ((blocks.count,), torch.int32)}
-    return world.workspace("ep_dispatch", buffers, words | signals, shared=arrays)
+    return world.asked("ep_dispatch", buffers, words | signals, shared=arrays)
 
 
-def _tables(world: Any, problem: Problem, config: Config, slot: Any, ids: Any, made: Any) -> Start:
-    """The launch that fills a handle's tables."""
-    blocks, heard = _blocks(problem, config), choices.Heard.of(slot)
-    # Where the kernel says what is wrong with choices, by all that a message says.
+def _errors_of(world: Any, problem: Problem) -> Any:
+    """Where the kernel says what is wrong with choices, by all that a message says."""
     sizes = (problem.capacity, problem.most_slots, problem.experts, problem.top_k)
     if (errors := world.calls.get(key := ("ep_dispatch.errors", *sizes))) is None:
         errors = world.calls[key] = world.error_word(partial(choices.explain, problem))
+    return errors
+
+
+def _tables(
+    world: Any, problem: Problem, config: Config, slot: Any, ids: Any, made: Any, errors: Any
+) -> Start:
+    """The launch that fills a handle's tables."""
+    blocks, heard = _blocks(problem, config), choices.Heard.of(slot)
     return Start(
         choices.ep_dispatch_tables, (min(config.channels, MOST_PROGRAMS, blocks.count), 1, 1),
         (ids, made, heard, errors, slot.arg, blocks.tokens, blocks.cut, problem.split(len(ids)),
@@ -255,16 +316,17 @@ def _rows(
 
 def problem_of(
     world: World, x: Any, scales: Any, given: Mapping[str, Any], max_tokens: int | None,
-    capacity: int | None, tile_m: int, handle: Handle | None,
+    capacity: int | None, tile_m: int, there: tuple[Any, int] | None,
 ) -> Problem:  # fmt: skip
-    """The problem that this rank's tensors are a part of; `given`: ids, weights, experts.
+    """The problem that this rank's tensors are a part of; `given`: ids, weights, experts; `there`:
+    a handle's problem, and how many own tokens it is of.
 
     Raises  ShapeError, DtypeError: tensors that do not fit together, or the world
     """
     missing = [name for name, one in given.items() if one is None]
-    if handle is None and missing:
+    if there is None and missing:
         raise ShapeError(f"ep_dispatch: {', '.join(missing)} missing; pass them, or a handle")
-    if handle is not None and (len(missing), max_tokens, capacity) != (3, None, None):
+    if there is not None and (len(missing), max_tokens, capacity) != (3, None, None):
         raise ShapeError(
             "ep_dispatch: with a handle, ids, weights, experts, max_tokens and capacity are its; "
             "leave them out"
@@ -278,10 +340,11 @@ def problem_of(
         raise ShapeError("ep_dispatch: scales has no columns; each token has one scale at least")
     own, n = x.shape
     scale_bytes = 0 if scales is None else sizes["scales"] * scales.element_size()
-    if handle is not None:
-        if own != (there := handle.tables.ids.shape[0]):
-            raise ShapeError(f"ep_dispatch: x has {own} tokens but the handle is of {there}")
-        return replace(handle.problem, n=n, dtype=str(x.dtype), scale_bytes=scale_bytes)
+    if there is not None:
+        problem, tokens = there
+        if own != tokens:
+            raise ShapeError(f"ep_dispatch: x has {own} tokens but the handle is of {tokens}")
+        return replace(problem, n=n, dtype=str(x.dtype), scale_bytes=scale_bytes)
     rows = own if max_tokens is None else max_tokens
     if own > rows:
         raise ShapeError(

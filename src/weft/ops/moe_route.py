@@ -34,6 +34,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from math import ceil
 from typing import Any
 
@@ -47,12 +48,13 @@ from weft.base.target import Target
 from weft.compiler import layouts
 from weft.compiler.experts import Routing, Scoring, Tables, choose, tables
 from weft.plan import by_libraries, described, operations
-from weft.plan.call_cache import check_shard
+from weft.plan.call_cache import by_layout, check_shard, find_call
 from weft.plan.choices import given_or_chosen
 from weft.plan.exchanges import Resident
+from weft.plan.kept_launches import KeptLaunches
 from weft.plan.launches import Start
 from weft.plan.problems import nodes_of, random_rows
-from weft.plan.routing import ByTables, tokens_together
+from weft.plan.routing import ByTables, tables_like, tokens_together
 from weft.plan.vectors import power_of_two
 from weft.runtime.world import World
 from weft.tiles import choices
@@ -235,36 +237,65 @@ def moe_route(
             scale=scale, split_experts=split_experts, config=config,
         )  # fmt: skip
         return Routing(Tables(*made), tile_m, split_experts)
-    problem = problem_of(
-        world, logits, top_k, m, renormalise, tile_m, score, bias, groups, top_groups, group_best,
-        scale, split_experts,
+    rest = (
+        top_k, m, renormalise, tile_m, score, groups, top_groups, group_best, scale, split_experts,
+        config,
     )  # fmt: skip
-    config = given_or_chosen(world, problem, config)
-    world.operator_call(
-        f"moe_route m={problem.m},n={problem.n} {problem.dtype} top_k={top_k} "
-        f"tile_m={tile_m} {problem.scoring} biased={problem.biased} "
-        f"split_experts={split_experts} {config}"
-    )
-    if problem.m and config.transport == UNFUSED:
-        made = by_libraries.route(world, problem, logits, bias)
-        return Routing(made, tile_m, split_experts)
-    made = Tables.empty(problem, logits.shape[0], logits.device)
-    if problem.m:
-        slot = world.workspace("moe_route", *config.blocks(problem).memory)
-        _start(world, problem, config, slot, (logits, bias), made).run()
-    return Routing(made, tile_m, split_experts)
+    call = find_call(world, "moe_route", (logits, bias), rest, _Call, by_layout)
+    return Routing(call(logits, bias), tile_m, split_experts)
 
 
-def _start(
-    world: Any, problem: Problem, config: Config, slot: Any, rated: tuple[Any, Any], made: Tables
-) -> Start:
-    blocks = config.blocks(problem)
-    return Start(
-        choices.moe_route_tables, (min(config.channels, blocks.count), 1, 1),
-        (*rated, made, choices.Heard.of(slot), slot.arg, blocks.tokens, blocks.cut, world.arg,
-         problem.split_experts),
-        config.options(world.target),
-    )  # fmt: skip
+class _Call:
+    """What calls with tensors like these share on one rank."""
+
+    tensors = ""
+
+    def __init__(
+        self, world: World, logits: Any, bias: Any, top_k: int, m: int | None, renormalise: bool,
+        tile_m: int, score: str, groups: int, top_groups: int, group_best: int, scale: float,
+        split_experts: bool, config: Config | None,
+    ) -> None:  # fmt: skip
+        problem = problem_of(
+            world, logits, top_k, m, renormalise, tile_m, score, bias, groups, top_groups,
+            group_best, scale, split_experts,
+        )  # fmt: skip
+        config = given_or_chosen(world, problem, config)
+        self.world, self.problem, self.config = world, problem, config
+        self.name = (
+            f"moe_route m={problem.m},n={problem.n} {problem.dtype} top_k={top_k} "
+            f"tile_m={tile_m} {problem.scoring} biased={problem.biased} "
+            f"split_experts={split_experts} {config}"
+        )
+        self._own, self._likes = len(logits), tables_like(problem, len(logits), world.device)
+        self._kept, self._slots = KeptLaunches(world), None
+        if problem.m and config.transport != UNFUSED:
+            self._slots = world.asked("moe_route", *config.blocks(problem).memory)
+
+    def __call__(self, logits: Any, bias: Any) -> Tables:
+        """Queue the call; its tables. Collective."""
+        world, problem = self.world, self.problem
+        world.operator_call(self.name, self.tensors)
+        if self._slots is None:
+            if problem.m:
+                return by_libraries.route(world, problem, logits, bias)
+            return Tables.empty(problem, self._own, world.device)
+        made = Tables(*map(torch.empty_like, self._likes))
+        is_recording = world.is_recording()
+        slot = self._slots.take(is_recording)
+        given = [logits, *made] if bias is None else [logits, bias, *made]
+        start = partial(self._start, slot, (logits, bias), made)
+        self._kept.run(given, slot, is_recording, start)
+        return made
+
+    def _start(self, slot: Any, rated: tuple[Any, Any], made: Tables) -> Iterator[Start]:
+        world, config = self.world, self.config
+        blocks = config.blocks(self.problem)
+        yield Start(
+            choices.moe_route_tables, (min(config.channels, blocks.count), 1, 1),
+            (*rated, made, choices.Heard.of(slot), slot.arg, blocks.tokens, blocks.cut, world.arg,
+             self.problem.split_experts),
+            config.options(world.target),
+        )  # fmt: skip
 
 
 def problem_of(

@@ -19,7 +19,6 @@ from weft.base.target import Target
 from weft.compiler.cost.expert_rows import Crossing, crossing
 from weft.compiler.experts import Routing, Tables
 from weft.plan import described, exchanges
-from weft.plan.choices import given_or_chosen
 from weft.plan.problems import nodes_of
 from weft.plan.routing import ByTables, tokens_together
 from weft.plan.vectors import power_of_two
@@ -216,14 +215,12 @@ def handle_of(routing: Routing, kind: type[Problem], world: Any) -> Handle:
     return Handle(made, problem)
 
 
-def begin(world: Any, problem: Problem, config: Config | None, kind: str) -> Config:
-    """How the call is done, which all ranks do alike: the configuration, checked."""
-    config = given_or_chosen(world, problem, config)
-    world.operator_call(
+def name_of(problem: Problem, config: Config, kind: str) -> str:
+    """What all ranks must call alike."""
+    return (
         f"{problem.op} m={problem.m},n={problem.n} {problem.dtype} experts={problem.experts} "
         f"top_k={problem.top_k} capacity={problem.capacity} tile_m={problem.tile_m} {kind} {config}"
     )
-    return config
 
 
 def memory_of(

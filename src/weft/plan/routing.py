@@ -8,7 +8,8 @@ from typing import Any, ClassVar
 import torch
 
 from weft.base.errors import ShapeError
-from weft.compiler.experts import Tables, tables
+from weft.compiler.experts import Tables, dtype_of, tables
+from weft.plan.memory import like
 from weft.plan.problems import Rows
 from weft.plan.vectors import power_of_two
 from weft.tiles import route
@@ -97,3 +98,9 @@ def random_tables(problem: Any, rank: int, seed: int = 0) -> Tables:
     """One rank's tables of random choices: no call before it keeps ranks together."""
     everyone = [random_choices(problem, other, seed) for other in range(problem.num_ranks)]
     return tables_of(problem, rank, everyone)
+
+
+def tables_like(problem: Any, own: int, device: Any) -> Tables:
+    """What `torch.empty_like` makes the tables of a rank with so many tokens of."""
+    shapes = Tables.shapes(problem, own)._asdict().items()
+    return Tables(*[like(shape, dtype_of(name), device) for name, shape in shapes])

@@ -397,25 +397,28 @@ def _kept_descriptors(
 def _changing(values: tuple, find: Find) -> tuple[tuple, Callable[[Sequence[int]], tuple] | None]:
     """A tuple with tensors' addresses in place of tensors; and a function of places that gives it
     with its open addresses, None where there are none."""
-    changed: list[tuple[int, Callable[[Sequence[int]], Any]]] = []
+    within: list[tuple[int, Callable[[Sequence[int]], Any]]] = []
+    own: list[tuple[int, int, int]] = []
     fixed: list[Any] = []
     for number, value in enumerate(values):
         if isinstance(value, tuple):
             value, inner = _changing(value, find)
             if inner is not None:
-                changed.append((number, inner))
+                within.append((number, inner))
         elif hasattr(value, "data_ptr"):
             value = value.data_ptr()
             place, distance = find(value)
             if place:
-                changed.append((number, lambda places, p=place, d=distance: places[p] + d))
+                own.append((number, place, distance))
         fixed.append(value)
-    if not changed:
+    if not own and not within:
         return tuple(fixed), None
 
     def made(places: Sequence[int]) -> tuple:
         given = fixed.copy()
-        for number, change in changed:
+        for number, place, distance in own:
+            given[number] = places[place] + distance
+        for number, change in within:
             given[number] = change(places)
         return tuple(given)
 
