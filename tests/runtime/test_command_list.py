@@ -152,6 +152,9 @@ CASES = [
 
 # The largest m first. Ranks share it evenly or not, tiles straddle ranks, ranks have no rows.
 LIKE_OTHERS = [
+    # Slots of their own sizes, an even number of calls: slots take turns.
+    ("ag_gemm", (992, 800, 640, 576), SMS),
+    ("gemm_rs", (992, 800, 640, 576), ENGINES),
     ("ag_gemm", (992, 976, 968, 984), SMS),
     ("ag_gemm", (1003, 997, 1001, 999, 993, 995), SMS),
     ("ag_gemm", (992, 984, 976, 968), ENGINES),

@@ -72,7 +72,7 @@ class CommandList(Commands):
     """Made for one call's places; `run` queues it for any.
 
     `there` are the places of the slot it is made with. `like` is a list of the same plan at other
-    sizes: if it was made with the same slot, its launches are bound again (decisions/042).
+    sizes, whose launches are bound again (decisions/042).
     """
 
     def __init__(
@@ -82,10 +82,11 @@ class CommandList(Commands):
         super().__init__(world)
         self.there = there
         self._bound: list[Any] = []  # what is known of each launch
-        self._like: list[Any] = []
+        self._like: list[Any] = like._bound if like is not None else []
         first = len(places) - len(there or ())
-        if like is not None and like.there is there:
-            self._like, self._of_slot = like._bound, like._of_slot
+        self._finds_alike = like is not None and like.there is there
+        if like is not None and self._finds_alike:
+            self._of_slot = like._of_slot
         else:
             self._of_slot = sorted(_spans(places, sizes, range(first, len(places))))
         self._known = sorted([*self._of_slot, *_spans(places, sizes, range(first))])
@@ -112,7 +113,7 @@ class CommandList(Commands):
         """False where it cannot be kept."""
         number, launch = len(self._bound), None
         if number < len(self._like):
-            launch = self._like[number].again(*start, self.find)
+            launch = self._like[number].again(*start, self.find, finds_alike=self._finds_alike)
         if launch is None:
             kernel = self._world.load(start.function, *start.arguments, **start.options)
             launch = triton_api.bound_launch(kernel, *start, self.find)

@@ -205,10 +205,11 @@ class _Bound(NamedTuple):
 
     def again(
         self, fn: Any, grid: tuple[int, int, int], args: Sequence[Any],
-        options: Mapping[str, Any], find: Find,
+        options: Mapping[str, Any], find: Find, *, finds_alike: bool,
     ) -> BoundLaunch | None:  # fmt: skip
         """The launch with arguments that differ by addresses, or by what follows from m; None where
-        they may need another kernel. `find` finds what lasts (LASTING) where it was found first."""
+        they may need another kernel. finds_alike: `find` finds what lasts (LASTING) where it was
+        found first."""
         is_same = fn is self.fn and options == self.options and len(args) == len(self.known)
         if not is_same or JITFunction.run is not _RUN:  # somebody takes launches
             return None
@@ -217,7 +218,11 @@ class _Bound(NamedTuple):
         for number in changed:
             if not is_alike(names[number], args[number], self.known[number], run_time):
                 return None
-        return _bound(self, self.values.copy(), grid, args, changed, find)
+        about = self
+        if not finds_alike:
+            changed += [number for number in self.lasting if number not in changed]
+            about = self._replace(lasting={})
+        return _bound(about, self.values.copy(), grid, args, changed, find)
 
 
 class BoundLaunch(NamedTuple):
