@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import ctypes
+import sys
 import weakref
 from types import SimpleNamespace
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from weft.language import triton_api
 from weft.runtime.backend import RecordingLife
-from weft.runtime.backends.cuda import CudaBackend, CudaRecording
+from weft.runtime.backends.cuda import CudaBackend, CudaRecording, leave
 from weft.runtime.backends.cuda_driver import Driver
 from weft.runtime.backends.reserved_addresses import ReservedAddresses
 from weft.runtime.heap import GRANULE_BYTES, HeapAllocator, Wanted
@@ -243,3 +245,19 @@ def test_a_heap_that_grows_is_mapped_at_one_offset_of_every_ranks_addresses():
     assert not memory.retained and there.__cuda_array_interface__["data"][0] == there.starts[1]
     del there
     assert not memory.reserved and len(memory.mapped) == 4, "what torch has mapped stays"
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_scripts_that_end_well_end_the_default_group_that_a_world_made(fails, monkeypatch):
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    if fails:
+        monkeypatch.setattr(sys, "last_type", ValueError, raising=False)
+    else:
+        monkeypatch.delattr(sys, "last_type", raising=False)
+    try:
+        leave()
+        assert dist.is_initialized() == fails
+    finally:
+        if dist.is_initialized():
+            dist.destroy_process_group()
+    leave()  # where the script has done so

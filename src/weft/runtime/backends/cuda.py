@@ -8,8 +8,10 @@ nodes have deadlines of their own. How far nodes are reached is in `nvshmem.py`.
 
 from __future__ import annotations
 
+import atexit
 import mmap
 import os
+import sys
 import tempfile
 import uuid
 import weakref
@@ -546,6 +548,15 @@ def _start_processes(settings: Settings) -> None:
         device_id=None if settings.share_gpus else torch.device("cuda", index),
         timeout=timedelta(minutes=10),
     )  # fmt: skip
+    atexit.register(leave)
+
+
+def leave() -> None:
+    """End what `init_process_group` began. Else a thread of torch's that watches NCCL may ask the
+    driver while it shuts down, and abort the process. Not behind an exception: others may be gone,
+    who would be waited for."""
+    if dist.is_initialized() and not hasattr(sys, "last_type"):
+        dist.destroy_process_group()
 
 
 def meet_processes(timeout_s: float) -> tuple[Any, int, int]:
