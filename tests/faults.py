@@ -640,9 +640,9 @@ FAULTS = [
           "kernels read what a library gave elsewhere",
           "runtime/test_command_list.py::"
           "test_calls_of_a_plan_with_libraries_in_it_are_queued_by_lists"),
-    Fault("megakernel/run.py", "self._listed.run(places)",
-          "self._listed.run([0, local.data_ptr(), *given[:1] * len(given), *there])",
-          "a persistent kernel's tensors are taken for each other",
+    Fault("plan/kept_launches.py", "self._listed.run(places)",
+          "self._listed.run([0, begin, *given[:1] * len(given), *there])",
+          "a persistent kernel's tensors, or those of experts, are taken for each other",
           "runtime/test_command_list.py::test_a_persistent_kernels_calls_are_queued_by_a_list_too"),
     Fault("language/triton_api/launching.py", "given[at] = places[place] + distance",
           "given[at] = places[place]", "own rows are read from the first rank's", LISTS),
