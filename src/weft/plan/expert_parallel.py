@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from math import ceil
 from typing import Any, NamedTuple
 
@@ -208,11 +209,15 @@ def handle_of(routing: Routing, kind: type[Problem], world: Any) -> Handle:
     if missing := rows * ranks - m:  # each rank has as many places of tokens
         slot_of = torch.nn.functional.pad(made.slot_of, (0, 0, 0, missing), value=-1)
         made = made._replace(slot_of=slot_of)
-    problem = kind(
-        rows * ranks, 1, ranks, "bfloat16", nodes_of(world), made.counts.shape[1] * ranks, top_k,
-        routing.tile_m, capacity,
-    )  # fmt: skip
-    return Handle(made, problem)
+    experts = made.counts.shape[1] * ranks
+    sizes = (rows * ranks, 1, ranks, "bfloat16", nodes_of(world), experts, top_k)
+    return Handle(made, _checked(kind, *sizes, routing.tile_m, capacity))
+
+
+@lru_cache(maxsize=256)
+def _checked(kind: type[Problem], *sizes: Any) -> Problem:
+    """Each layer's call asks anew."""
+    return kind(*sizes)
 
 
 def name_of(problem: Problem, config: Config, kind: str) -> str:
