@@ -35,6 +35,10 @@ class Memory:
         for channel in sized.channels.values():
             if channel.by != "packet":
                 self._add_signals(channel)
+        # And how many words it has.
+        self._counts = {
+            name: prod([extent for _, extent in axes]) for name, axes in self.axes.items()
+        }
         self._regions = allocate.layout(self.plan, sized.sizes, self.world.num_ranks)
         kept = [one for one in self._of_role("local") if one.buffer not in self.plan.results]
         ends = (max(1, one.offset + one.num_bytes) for one in kept)
@@ -105,7 +109,7 @@ class Memory:
         memory = {"memory": ((_roomy(max(ends)),), torch.uint8)} if ends else {}
         buffers: dict[str, Any] = {} if self._is_credited else memory
         signals: dict[str, Any] = {
-            name: (_roomy(_count(axes)), torch.int64) for name, axes in self.axes.items()
+            name: (_roomy(count), torch.int64) for name, count in self._counts.items()
         }
         for launch in self.launches.values():
             buffers |= launch.buffers
@@ -117,7 +121,7 @@ class Memory:
 
     def signals_of(self, slot: Any, name: str) -> torch.Tensor:
         """A channel's in the slot, which may have room for more."""
-        return getattr(slot, name)[: _count(self.axes[name])]
+        return getattr(slot, name)[: self._counts[name]]
 
     def local(self) -> torch.Tensor | None:
         """What lies between the steps of a call, in memory that calls of all sizes share."""
@@ -157,10 +161,6 @@ def like(shape: Sequence[int], dtype: torch.dtype, device: Any) -> torch.Tensor:
     element in memory, of which all are views; but of one or none the strides would be 0."""
     small = shape if prod(shape) <= 1 else ()
     return torch.empty(small, dtype=dtype, device=device).expand(shape)
-
-
-def _count(axes: Axes) -> int:
-    return prod([extent for _, extent in axes])
 
 
 def _roomy(size: int) -> int:

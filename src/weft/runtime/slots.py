@@ -131,7 +131,8 @@ class _Storage:
             name: _view(self.buffers[name], 0, shape, dtype)
             for name, (shape, dtype) in buffers.items()
         }
-        tensors.update((name, self.signals[name][:count]) for name, (count, _) in signals.items())
+        for name, (count, _) in signals.items():
+            tensors[name] = self.signals[name][:count]
         return tensors
 
     def cut_shared(self, buffers: BufferRequest) -> dict[str, torch.Tensor]:
@@ -284,11 +285,16 @@ class Workspace:
             self._grow(needed, signals)
 
     def _fits(self, needed: dict[str, int], signals: SignalRequest) -> bool:
-        have = self._storages[0]
-        return all(have.capacity.get(name, -1) >= size for name, size in needed.items()) and all(
-            name in have.counts and have.counts[name][0] >= count and have.counts[name][1] == dtype
-            for name, (count, dtype) in signals.items()
-        )
+        # By loops: a first call of an m asks, and each step of a generator is a call.
+        capacity, counts = self._storages[0].capacity, self._storages[0].counts
+        for name, size in needed.items():
+            if capacity.get(name, -1) < size:
+                return False
+        for name, (count, dtype) in signals.items():
+            have, as_dtype = counts.get(name, (-1, dtype))
+            if have < count or as_dtype != dtype:
+                return False
+        return True
 
     def _grow(self, needed: dict[str, int], signals: SignalRequest) -> None:
         request = (*needed.items(), *signals.items())
@@ -453,6 +459,9 @@ def _grown(
 def _check_request(key: str, buffers: BufferRequest, signals: SignalRequest) -> None:
     """Here and not at the allocation: a request that is smaller than what is there allocates
     nothing."""
+    if _is_plain(buffers, signals):
+        _check_names(key, buffers, signals)
+        return
     for parts, form in ((buffers, "((4, 8), torch.float32)"), (signals, "(4, torch.int64)")):
         for name, part in parts.items():
             what = f"the workspace {key!r}: {name!r}"
@@ -468,6 +477,24 @@ def _check_request(key: str, buffers: BufferRequest, signals: SignalRequest) -> 
             else:
                 raise ShapeError(f"{what} has the shape {size!r}; pass a tuple, e.g. {form}")
     _check_names(key, buffers, signals)
+
+
+def _is_plain(buffers: BufferRequest, signals: SignalRequest) -> bool:
+    """Are all sizes what they must be, as most are? Asked without the words of an error."""
+    for part in buffers.values():
+        if type(part) is not tuple or len(part) != 2 or not isinstance(part[1], torch.dtype):
+            return False
+        if type(part[0]) is not tuple:
+            return False
+        for extent in part[0]:
+            if type(extent) is not int or extent < 0:
+                return False
+    for part in signals.values():
+        if type(part) is not tuple or len(part) != 2 or not isinstance(part[1], torch.dtype):
+            return False
+        if type(part[0]) is not int or part[0] < 0:
+            return False
+    return True
 
 
 def _check_names(key: str, buffers: BufferRequest, signals: SignalRequest) -> None:

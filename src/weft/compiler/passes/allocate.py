@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from weft.base.dtypes import DTYPES
-from weft.base.parts import part_of
+from weft.base.parts import full_part, part_of
 from weft.compiler.passes.tile import number
 from weft.ir import device
 from weft.ir.device import NO_MEMORY, NUM_RANKS, Buffer, Part, Plan, Tiles
@@ -96,12 +96,14 @@ def extent_of(
     size: Size | Part | Tiles, sizes: Mapping[str, int], rank: int, num_ranks: int
 ) -> int:
     """A size of a buffer as a number, on a rank."""
-    if isinstance(size, int):
+    if type(size) is int:
         return size
+    is_split = isinstance(size, Part | Tiles)
+    whole = size.size if is_split else size
+    whole = num_ranks if whole == NUM_RANKS else number(whole, sizes)
+    if not is_split:
+        return whole
     if isinstance(size, Tiles):
-        full = extent_of(Part(size.size), sizes, 0, num_ranks)
-        return -(-full // size.height) * size.height
-    if isinstance(size, Part):
-        first, end = part_of(extent_of(size.size, sizes, rank, num_ranks), rank, num_ranks)
-        return end - first
-    return num_ranks if size == NUM_RANKS else number(size, sizes)
+        return -(-full_part(whole, num_ranks) // size.height) * size.height
+    first, end = part_of(whole, rank, num_ranks)
+    return end - first
