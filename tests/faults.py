@@ -340,7 +340,7 @@ FAULTS = [
           "chunks that are counted across shards",
           "language/test_mapping.py::test_ranks_and_channels_split_the_rows"),
     # ---- the runtime: memory, recordings, and what a wait in vain leaves behind
-    Fault("runtime/slots.py", " and have.counts[name][1] == dtype", "",
+    Fault("runtime/slots.py", " or as_dtype != dtype", "",
           "words of 32 bits serve for 64",
           "runtime/test_slots.py::test_words_of_another_size_are_other_words"),
     Fault("runtime/heap.py", "if self.signal_bottom - size < self.data_top:",
