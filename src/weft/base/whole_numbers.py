@@ -31,6 +31,12 @@ def extents_of(what: str, shape: Any) -> tuple[int, ...]:
 
     Raises  ShapeError: naming the shape, the dimension and the value
     """
+    if type(shape) is tuple:
+        for extent in shape:
+            if type(extent) is not int or extent < 0:
+                break
+        else:  # as most are, without the words of an error
+            return shape
     if not isinstance(shape, Iterable) or isinstance(shape, (str, bytes)):
         return (whole_number(what, shape),)
     try:

@@ -459,9 +459,6 @@ def _grown(
 def _check_request(key: str, buffers: BufferRequest, signals: SignalRequest) -> None:
     """Here and not at the allocation: a request that is smaller than what is there allocates
     nothing."""
-    if _is_plain(buffers, signals):
-        _check_names(key, buffers, signals)
-        return
     for parts, form in ((buffers, "((4, 8), torch.float32)"), (signals, "(4, torch.int64)")):
         for name, part in parts.items():
             what = f"the workspace {key!r}: {name!r}"
@@ -471,30 +468,13 @@ def _check_request(key: str, buffers: BufferRequest, signals: SignalRequest) -> 
             if not isinstance(dtype, torch.dtype):
                 raise DtypeError(f"{what} has the dtype {dtype!r}; pass one as torch.int64 is")
             if parts is signals:
-                whole_number(f"{what}, its number of words,", size)
+                if type(size) is not int or size < 0:
+                    whole_number(f"{what}, its number of words,", size)
             elif isinstance(size, tuple):
                 extents_of(what, size)
             else:
                 raise ShapeError(f"{what} has the shape {size!r}; pass a tuple, e.g. {form}")
     _check_names(key, buffers, signals)
-
-
-def _is_plain(buffers: BufferRequest, signals: SignalRequest) -> bool:
-    """Are all sizes what they must be, as most are? Asked without the words of an error."""
-    for part in buffers.values():
-        if type(part) is not tuple or len(part) != 2 or not isinstance(part[1], torch.dtype):
-            return False
-        if type(part[0]) is not tuple:
-            return False
-        for extent in part[0]:
-            if type(extent) is not int or extent < 0:
-                return False
-    for part in signals.values():
-        if type(part) is not tuple or len(part) != 2 or not isinstance(part[1], torch.dtype):
-            return False
-        if type(part[0]) is not int or part[0] < 0:
-            return False
-    return True
 
 
 def _check_names(key: str, buffers: BufferRequest, signals: SignalRequest) -> None:
