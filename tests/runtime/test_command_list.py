@@ -390,7 +390,7 @@ def test_a_persistent_kernels_calls_are_queued_by_a_list_too():
             now.log.clear()
             out = mlp.options(lowering="persistent")(*tensors, world=world, m=16)
             (launch,) = now.log
-            return known(launch, out.data_ptr())
+            return known(launch, {out.data_ptr(): "out"})
 
         queued(given[0])
         ((_, runner),) = world.calls._latest.values()
@@ -404,6 +404,27 @@ def test_a_persistent_kernels_calls_are_queued_by_a_list_too():
 
 
 EXPERTS, CHOSEN, TOKENS = 8, 2, 24
+
+
+def test_a_word_for_wrong_choices_is_one_that_the_world_still_looks_at():
+    """It is forgotten with calls that were used long ago, though the call itself is not."""
+
+    def main(world, now):
+        x, weights = torch.zeros(TOKENS, N), torch.ones(TOKENS, CHOSEN)
+        ids = torch.zeros(TOKENS, CHOSEN, dtype=torch.int32)
+        words = []
+        for _ in range(3):
+            now.log.clear()
+            ops.ep_dispatch(x, ids, weights, EXPERTS, world=world)
+            ((word, _, _),) = world._errors
+            (tables, *_) = (one for one in now.log if one[0] == "launch")
+            assert word.data_ptr() in tables
+            words.append(word)  # so that no other one gets its address
+            (key,) = (one for one in world.calls._latest if one[0] == "ep_dispatch.errors")
+            world._forget_errors_of([world.calls._latest.pop(key)])
+        return len({word.data_ptr() for word in words})
+
+    assert results_of(main, 2) == [3, 3]
 
 
 @pytest.mark.parametrize(
@@ -445,7 +466,7 @@ def test_calls_of_experts_are_queued_by_a_list_too(op, most, monkeypatch):
             kept.made = []
             calls[op](i)
             names = {one.data_ptr(): f"result {n}" for n, one in enumerate(kept.made)}
-            return [named(one, names) for one in by_stream(now.log).items()]
+            return known([*by_stream(now.log).items()], names)
 
         queued(0)
         call = [one for one in world.calls._latest.values() if hasattr(one, "_kept")][-1]
@@ -460,18 +481,11 @@ def test_calls_of_experts_are_queued_by_a_list_too(op, most, monkeypatch):
         assert count <= most, count  # half a microsecond each, on one H200
 
 
-def named(value: Any, names: dict[int, str]) -> Any:
-    """With the fresh results by their order: they lie elsewhere in each call."""
+def known(value: Any, names: dict[int, str]) -> Any:
+    """With names for addresses of results that are fresh: they lie elsewhere in each call."""
     if isinstance(value, list | tuple):
-        return [named(one, names) for one in value]
+        return tuple(known(one, names) for one in value)
     return names.get(value, value)
-
-
-def known(value: Any, out: int) -> Any:
-    """Without the address of a result that is fresh."""
-    if isinstance(value, tuple):
-        return tuple(known(one, out) for one in value)
-    return "out" if value == out else value
 
 
 def test_tensors_that_overlap_are_queued_without_a_list():

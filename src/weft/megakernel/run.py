@@ -165,9 +165,8 @@ class Runner:
         num_counters = max(1, *(len(one.counters) for one in self.graph.ranks))
         signals = dict.fromkeys(("counters", "bases"), (num_counters, torch.int64))
         memory = {"memory": ((max(1, self.graph.symmetric_bytes),), torch.uint8)}
-        self._slots = world.asked(f"persistent {program.name}", {}, signals, shared=memory)
-        self._is_recording = world.is_recording
-        self._kept = KeptLaunches(world)
+        slots = world.asked(f"persistent {program.name}", {}, signals, shared=memory)
+        self._kept = KeptLaunches(world, slots)
         shown = [f"{name}={size}" for name, size in sorted(sizes.items())]
         tasks = text.digest(program.tasks)
         self._name = f"program {program.name} (tasks {tasks}) as one kernel with {', '.join(shown)}"
@@ -175,14 +174,12 @@ class Runner:
     def run(self, tensors: Mapping[str, torch.Tensor]) -> tuple[torch.Tensor, ...]:
         """Queue the call; its results."""
         self.world.operator_call(self._name)
-        is_recording = self._is_recording()
-        slot = self._slots.take(is_recording)
         if self._copied:
             tensors = {**tensors, **{name: tensors[name].contiguous() for name in self._copied}}
         bound = {**tensors, **{name: torch.empty_like(one) for name, one in self._likes.items()}}
         local = self.world.scratch(f"persistent {self.program.name}", self._local_bytes)
-        start = lambda: (self._start(self._bind(bound, slot, local), slot),)  # noqa: E731
-        self._kept.run([*bound.values()], slot, is_recording, start, local)
+        start = lambda slot: (self._start(self._bind(bound, slot, local), slot),)  # noqa: E731
+        self._kept.run([*bound.values()], start, local)
         return tuple(bound[name] for name in self.graph.results)
 
     def _bind(

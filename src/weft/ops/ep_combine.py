@@ -37,7 +37,7 @@ Source  the design's section 4; DeepEP's combine for the idea
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import partial
 from typing import Any
@@ -182,11 +182,10 @@ class _Call:
         self.world, self.problem, self.config = world, problem, config
         self.name = expert_parallel.name_of(problem, config, f"{weighted=} {by_choice=}")
         self._like = like((own, problem.n), y.dtype, world.device)
-        self._is_unfused = config.transport == UNFUSED
-        self._kept = KeptLaunches(world)
-        self._slots, self._groups = None, None
-        if not (problem.is_empty or self._is_unfused):
-            self._slots, self._groups = _slots_of(world, problem, config)
+        self._kept, self._groups = None, None
+        if not problem.is_empty and config.transport != UNFUSED:
+            slots, self._groups = _slots_of(world, problem, config)
+            self._kept = KeptLaunches(world, slots)
 
     def __call__(self, y: Any, out: Any, tables: Tables) -> torch.Tensor:
         """Queue the call; its result. Collective."""
@@ -197,19 +196,17 @@ class _Call:
             check_apart("ep_combine", out, {"y": y})
             increment_version((out,))
         world.operator_call(self.name, self.tensors)
-        if self._slots is not None:
-            is_recording = world.is_recording()
-            slot = self._slots.take(is_recording)
-            start = lambda: (self._start(slot, y, out, tables),)  # noqa: E731
-            self._kept.run([y, out, *tables], slot, is_recording, start)
+        if self._kept is not None:
+            self._kept.run([y, out, *tables], partial(self._starts, y, out, tables))
         elif not problem.is_empty:
             by_choice = problem.by_choice
             add_up = by_libraries.sums_of_choices if by_choice else by_libraries.sums_of_slots
             add_up(world, problem, y, out, tables)
         return out
 
-    def _start(self, slot: Any, y: Any, out: Any, tables: Tables) -> Start:
-        return _rows(self.world, self.problem, self.config, (slot, self._groups), y, out, tables)
+    def _starts(self, y: Any, out: Any, tables: Tables, slot: Any) -> Iterator[Start]:
+        there = slot, self._groups
+        yield _rows(self.world, self.problem, self.config, there, y, out, tables)
 
 
 def _slots_of(world: Any, problem: Problem, config: Config) -> tuple[Any, relay.Groups | None]:

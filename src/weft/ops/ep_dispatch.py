@@ -201,9 +201,12 @@ class _Call:
             for one in (x, scales) if one is not None
         ]  # fmt: skip
         self._tables_like = tables_like(problem, self.own, world.device)
-        self._slots = _slots_of(world, problem, config) if problem.m else None
-        self._errors: Any = None  # where the kernel says what is wrong with choices
-        self._kept = KeptLaunches(world)
+        self._kept = None
+        if problem.m:
+            self._kept = KeptLaunches(world, _slots_of(world, problem, config))
+        # By all that a message says, where the kernel says what is wrong with choices.
+        sizes = (problem.capacity, problem.most_slots, problem.experts, problem.top_k)
+        self._errors_key = ("ep_dispatch.errors", *sizes)
 
     def __call__(
         self, rows: Any, scales: Any, ids: Any, weights: Any, handle: Handle | None
@@ -212,7 +215,7 @@ class _Call:
         world, problem = self.world, self.problem
         world.operator_call(self.name, self.tensors)
         if handle is None:
-            if self._slots is None:
+            if self._kept is None:
                 made = Tables.empty(problem, self.own, world.device)
             else:
                 made = Tables(*map(torch.empty_like, self._tables_like))
@@ -220,12 +223,16 @@ class _Call:
         tables = handle.tables
         sent = [rows] if scales is None else [rows, scales]
         got = [*map(torch.empty_like, self._likes)]
-        if self._slots is not None:
-            is_recording = world.is_recording()
-            slot = self._slots.take(is_recording)
-            named = [*sent, *got, *tables] if self.is_again else [*sent, *got, *tables, ids]
-            starts = partial(self._starts, slot, ids, sent, got, tables)
-            self._kept.run(named, slot, is_recording, starts)
+        if self._kept is not None:
+            named, errors = [*sent, *got, *tables], None
+            if not self.is_again:
+                # Asked for anew: the word is forgotten with calls that were used long ago.
+                errors = world.calls.get(self._errors_key)
+                if errors is None:
+                    errors = world.error_word(partial(choices.explain, problem))
+                    world.calls[self._errors_key] = errors
+                named += [ids, errors]
+            self._kept.run(named, partial(self._starts, ids, errors, sent, got, tables))
             if self.config.transport == UNFUSED:
                 for one, out in zip(sent, got, strict=True):
                     by_libraries.rows_of_slots(world, problem, one, out, tables)
@@ -237,13 +244,12 @@ class _Call:
         )
 
     def _starts(
-        self, slot: Any, ids: Any, sent: Sequence[Any], got: Sequence[Any], tables: Tables
-    ) -> Iterator[Start]:
+        self, ids: Any, errors: Any, sent: Sequence[Any], got: Sequence[Any], tables: Tables,
+        slot: Any,
+    ) -> Iterator[Start]:  # fmt: skip
         world, problem, config, clear = self.world, self.problem, self.config, self.clear
         if not self.is_again:
-            if self._errors is None:
-                self._errors = _errors_of(world, problem)
-            yield _tables(world, problem, config, slot, ids, tables, self._errors)
+            yield _tables(world, problem, config, slot, ids, tables, errors)
         if config.transport == UNFUSED:
             # Without columns, the launch behind that of the tables gives the slot back.
             sent, got = ([one[0][:, :0]] for one in (sent, got))
@@ -267,14 +273,6 @@ def _slots_of(world: Any, problem: Problem, config: Config) -> Any:
     buffers, signals = blocks.memory
     buffers = {**buffers, "wrong": ((blocks.count,), torch.int32)}
     return world.asked("ep_dispatch", buffers, words | signals, shared=arrays)
-
-
-def _errors_of(world: Any, problem: Problem) -> Any:
-    """Where the kernel says what is wrong with choices, by all that a message says."""
-    sizes = (problem.capacity, problem.most_slots, problem.experts, problem.top_k)
-    if (errors := world.calls.get(key := ("ep_dispatch.errors", *sizes))) is None:
-        errors = world.calls[key] = world.error_word(partial(choices.explain, problem))
-    return errors
 
 
 def _tables(

@@ -267,27 +267,25 @@ class _Call:
             f"split_experts={split_experts} {config}"
         )
         self._own, self._likes = len(logits), tables_like(problem, len(logits), world.device)
-        self._kept, self._slots = KeptLaunches(world), None
+        self._kept = None
         if problem.m and config.transport != UNFUSED:
-            self._slots = world.asked("moe_route", *config.blocks(problem).memory)
+            slots = world.asked("moe_route", *config.blocks(problem).memory)
+            self._kept = KeptLaunches(world, slots)
 
     def __call__(self, logits: Any, bias: Any) -> Tables:
         """Queue the call; its tables. Collective."""
         world, problem = self.world, self.problem
         world.operator_call(self.name, self.tensors)
-        if self._slots is None:
+        if self._kept is None:
             if problem.m:
                 return by_libraries.route(world, problem, logits, bias)
             return Tables.empty(problem, self._own, world.device)
         made = Tables(*map(torch.empty_like, self._likes))
-        is_recording = world.is_recording()
-        slot = self._slots.take(is_recording)
         given = [logits, *made] if bias is None else [logits, bias, *made]
-        start = partial(self._start, slot, (logits, bias), made)
-        self._kept.run(given, slot, is_recording, start)
+        self._kept.run(given, partial(self._starts, (logits, bias), made))
         return made
 
-    def _start(self, slot: Any, rated: tuple[Any, Any], made: Tables) -> Iterator[Start]:
+    def _starts(self, rated: tuple[Any, Any], made: Tables, slot: Any) -> Iterator[Start]:
         world, config = self.world, self.config
         blocks = config.blocks(self.problem)
         yield Start(
